@@ -1,0 +1,109 @@
+"""Who takes part in a round."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedbilevel.core import Key
+from fedbilevel.errors import FedbilevelError
+
+
+class Cohort(NamedTuple):
+    """The clients of a round: their numbers, and which of these entries are really taken (None: all of them). A compiled
+    round has a fixed number of entries."""
+
+    ids: jax.Array
+    active: jax.Array | None = None
+
+
+@dataclass(frozen=True)
+class Everyone:
+    """Full participation."""
+
+    def check(self, clients: int) -> None:
+        pass
+
+    def draw(self, key: Key, clients: int) -> Cohort:
+        return Cohort(jnp.arange(clients))
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """So many clients per round, drawn uniformly without replacement."""
+
+    size: int
+
+    def check(self, clients: int) -> None:
+        if not 1 <= self.size <= clients:
+            raise FedbilevelError(f"sample: cannot draw {self.size} of {clients} clients: give a number from 1 to {clients}.")
+
+    def draw(self, key: Key, clients: int) -> Cohort:
+        """Robert Floyd's algorithm: the cost depends on the sample, not on the number of clients."""
+        keys = jax.random.split(key, self.size)
+
+        def pick(i: jax.Array, ids: jax.Array) -> jax.Array:
+            last = clients - self.size + i
+            candidate = jax.random.randint(keys[i], (), 0, last + 1, ids.dtype)
+            return ids.at[i].set(jnp.where(jnp.any(ids == candidate), last.astype(ids.dtype), candidate))
+
+        ids = lax.fori_loop(0, self.size, pick, jnp.full(self.size, -1, jnp.int32))
+        return Cohort(jnp.sort(ids))
+
+
+@dataclass(frozen=True)
+class Independent:
+    """Every client takes part with this probability, independently. A round in which nobody would take part gets one client, drawn uniformly
+    (so that, given its size, the cohort is uniform)."""
+
+    probability: float
+
+    def check(self, clients: int) -> None:
+        if not 0 < self.probability <= 1:
+            raise FedbilevelError(f"sample: a probability lies in (0, 1], but this one is {self.probability}.")
+
+    def draw(self, key: Key, clients: int) -> Cohort:
+        who, alone = jax.random.split(key)
+        active = jax.random.uniform(who, (clients,)) < self.probability
+        active = jnp.where(active.any(), active, jnp.arange(clients) == jax.random.randint(alone, (), 0, clients))
+        # Seven standard deviations of room: a larger cohort has probability below 1e-11 and would lose its last members.
+        expected = self.probability * clients
+        room = min(clients, int(expected + 7 * (expected * (1 - self.probability)) ** 0.5) + 7)
+        (ids,) = jnp.nonzero(active, size=room, fill_value=clients)
+        return Cohort(ids, ids < clients)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Always the same clients."""
+
+    ids: tuple[int, ...]
+
+    def check(self, clients: int) -> None:
+        if not self.ids or len(set(self.ids)) < len(self.ids) or not all(0 <= i < clients for i in self.ids):
+            raise FedbilevelError(f"sample: a list of clients holds different numbers from 0 to {clients - 1}, not {list(self.ids)}.")
+
+    def draw(self, key: Key, clients: int) -> Cohort:
+        return Cohort(jnp.asarray(sorted(self.ids)))
+
+
+Participation = Everyone | Uniform | Independent | Fixed
+
+
+def participation(sample: "int | Participation | list[int] | tuple[int, ...] | None", clients: int) -> Participation:
+    """What the argument ``sample`` means: None is everyone, a number is so many per round, a list is these."""
+    match sample:
+        case None:
+            chosen: Participation = Everyone()
+        case bool() | float() | str():
+            raise FedbilevelError(f"sample is a number of clients, Independent(probability) or a list of clients, not {sample!r}.")
+        case Everyone() | Uniform() | Independent() | Fixed():
+            chosen = sample
+        case list() | tuple():
+            chosen = Fixed(tuple(int(i) for i in sample))
+        case _:
+            chosen = Uniform(int(sample))
+    chosen.check(clients)
+    return chosen

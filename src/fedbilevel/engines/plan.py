@@ -1,0 +1,216 @@
+"""What a round costs, found by tracing the algorithm on shapes: exchanges, floats, oracle calls. Nothing is run.
+
+A vector counts once per client: what a client was sent, it holds until the end of the round, and what it was sent last
+is held until the next one if the same clients take part (full participation). Blocks of a private x are never sent. Scalars that
+only steer (a time, a flag) are not counted as floats, but their bytes are.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedbilevel.core import Algorithm, Carry, Clients, Problem, Replies, Step, Tally
+from fedbilevel.engines.participation import Everyone, Participation
+from fedbilevel.errors import FedbilevelError
+from fedbilevel.task import Data, Layout, Task
+from fedbilevel.vectors import Vector, is_vector
+
+
+@dataclass(frozen=True)
+class Program:
+    """Everything a compiled round depends on besides numbers. Equal programs share their compiled code."""
+
+    problem: Problem
+    algorithm: Algorithm
+    layout: Layout
+    participation: Participation
+
+    def __post_init__(self) -> None:
+        if self.algorithm.lower_level != self.problem.lower_level:
+            raise FedbilevelError(
+                f"{type(self.algorithm).__name__} is for problems with a {self.algorithm.lower_level} lower level, but this one's is {self.problem.lower_level}."
+            )
+
+    @property
+    def first_participation(self) -> Participation:
+        """Who takes part in ``init``: a private x needs everybody, to set up the blocks."""
+        return Everyone() if self.problem.private_x else self.participation
+
+    def private(self, vector: Any) -> bool:
+        """Whether this is a vector that stays with its client."""
+        return self.problem.private_x and is_vector(vector) and vector.space == "x"
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One call of ``clients.run`` in the server program."""
+
+    method: str
+    down: int
+    up: int
+    bytes_down: int
+    bytes_up: int
+    oracles: Counter[str]
+    times: int | None = 1  # how often per round; None: a random number
+    cohort: int | None = None  # a sub-cohort of this size
+    broadcast: Any = field(default=None, repr=False)  # shapes, for those who must rebuild messages
+    upload: Any = field(default=None, repr=False)
+
+
+class Plan(NamedTuple):
+    """The exchanges of ``init`` and of every later round, per participating client."""
+
+    p: int
+    d: int
+    start: tuple[Exchange, ...]
+    round: tuple[Exchange, ...]
+
+    def total(self, quantity: Callable[[Exchange], int]) -> int:
+        """A sum over the exchanges of a round (those repeated at random count once)."""
+        return sum(quantity(e) * (e.times or 1) for e in self.round)
+
+    @property
+    def exchanges(self) -> int:
+        return self.total(lambda e: 1)
+
+    @property
+    def down(self) -> int:
+        """Floats to each client."""
+        return self.total(lambda e: e.down)
+
+    @property
+    def up(self) -> int:
+        """Floats from each client."""
+        return self.total(lambda e: e.up)
+
+    @property
+    def oracles(self) -> Counter[str]:
+        """Oracle calls of each client."""
+        result: Counter[str] = Counter()
+        for e in self.round:
+            for name, count in e.oracles.items():
+                result[name] += count * (e.times or 1)
+        return result
+
+
+def split_vectors(tree: Any) -> tuple[list[Any], Any]:
+    """The vectors and scalars of a state or message, vectors whole."""
+    return jax.tree.flatten(tree, is_leaf=is_vector)
+
+
+def set_owned(program: Program, tree: Any, owned: bool) -> Any:
+    """Mark private vectors as owned (the server's view) or not (their owner's view)."""
+    parts, structure = split_vectors(tree)
+    return jax.tree.unflatten(structure, [Vector(v.tree, "x", owned) if program.private(v) else v for v in parts])
+
+
+class _PlannedReplies(Replies):
+    def __init__(self, upload: Any, cohort: int) -> None:
+        self._upload, self._cohort = upload, cohort
+
+    def mean(self) -> Any:
+        return self._upload
+
+    def stack(self) -> Any:
+        return jax.tree.map(lambda a: jnp.broadcast_to(a, (self._cohort, *jnp.shape(a))), self._upload)
+
+
+class _PlannedClients(Clients):
+    """Runs every client function once, on shapes, and writes down what it took."""
+
+    def __init__(self, program: Program, data: Data, cohort: int, memory: Any, held: dict[int, Any]) -> None:
+        self.program, self.data, self.cohort = program, data, cohort
+        self.memory, self.held = memory, held
+        self.exchanges: list[Exchange] = []
+        self.times: int | None = 1
+        self.sub: int | None = None
+
+    def run(self, step: Step, *broadcast: Any) -> Replies:
+        program, tally = self.program, Tally()
+        client = program.layout.client(program.problem, self.data, 0, self.data.weights[0], tally)
+        key = jax.random.key(0)
+        self.memory, upload = step(client, self.memory, key, *set_owned(program, broadcast, False))
+        down, bytes_down = self._size(broadcast, self.held)
+        up, bytes_up = self._size(upload, {})
+        shapes = [jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), t) for t in (broadcast, upload)]
+        self.exchanges.append(
+            Exchange(step.__name__, down, up, bytes_down, bytes_up, Counter(tally), self.times, self.sub, broadcast=shapes[0], upload=shapes[1])
+        )
+        return _PlannedReplies(set_owned(program, upload, True), self.cohort)
+
+    def _size(self, message: Any, held: dict[int, Any]) -> tuple[int, int]:
+        """Floats and bytes of what is new in a message; remembers it as held."""
+        floats = size = 0
+        for part in split_vectors(message)[0]:
+            if self.program.private(part):
+                continue
+            for leaf in jax.tree.leaves(part):
+                if id(leaf) in held:
+                    continue
+                held[id(leaf)] = leaf  # the leaf itself is kept so that its id stays taken
+                size += jnp.size(leaf) * jnp.result_type(leaf).itemsize
+                if is_vector(part) or jnp.ndim(leaf) > 0:
+                    floats += jnp.size(leaf)
+        return floats, size
+
+    def sample(self, size: int) -> "Clients":
+        memory = self.memory if self.program.algorithm.remembers == "run" else None
+        child = _PlannedClients(self.program, self.data, size, memory, dict(self.held))
+        child.exchanges, child.times, child.sub = self.exchanges, self.times, size
+        return child
+
+    def weighted(self, weights: jax.Array) -> "Clients":
+        return self
+
+    def repeat(self, times: int | jax.Array, body: Callable[[Clients, Carry], Carry], carry: Carry) -> Carry:
+        before = self.times
+        self.times = None if before is None or not isinstance(times, int) else before * times
+        carry = body(self, carry)
+        self.times = before
+        return carry
+
+
+def trace(program: Program, data: Data) -> Plan:
+    """The plan of a program. ``data`` may be arrays or shapes."""
+    found: list[Plan] = []
+    same_clients = isinstance(program.participation, Everyone)
+
+    def dry_run(data: Data) -> None:
+        key = jax.random.key(0)
+        x, y = program.problem.start(key)
+        memory = program.algorithm.memory(x, y)
+
+        def clients(participation: Participation, held: dict[int, Any]) -> _PlannedClients:
+            cohort = participation.draw(key, program.layout.clients).ids.shape[0]
+            return _PlannedClients(program, data, cohort, memory, held if same_clients else {})
+
+        at_start = clients(program.first_participation, {})
+        server = program.algorithm.init(at_start, set_owned(program, x, True), y)
+        in_round = at_start
+        for _ in range(2):  # the second round is like all later ones
+            in_round = clients(program.participation, in_round.held)
+            server = program.algorithm.round(in_round, server)
+        found.append(Plan(x.size, y.size, tuple(at_start.exchanges), tuple(in_round.exchanges)))
+
+    jax.eval_shape(dry_run, data)
+    return found[0]
+
+
+def plan(task: Task, algorithm: Algorithm, participation: Participation | None = None) -> Plan:
+    """What a round of this algorithm on this task costs each client.
+
+    >>> from fedbilevel import FedBiO, tasks
+    >>> cost = plan(tasks.quadratic(p=4, d=6), FedBiO(local_steps=3))
+    >>> cost.exchanges, cost.down, cost.up, cost.oracles["H"]
+    (1, 16, 16, 3)
+    """
+    return trace(Program(task.problem, algorithm, task.layout, participation or Everyone()), task.data)
+
+
+def as_shared(task: Task) -> Task:
+    """The same task in the accounting where x is sent: for plans only."""
+    return replace(task, problem=replace(task.problem, private_x=False), references=())

@@ -1,0 +1,312 @@
+"""The simulator: clients are rows of arrays, and a whole round, and many rounds in a row, is one compiled program.
+
+Clients are visited one after the other with a running sum (``lax.scan``), which is fastest and needs the least memory on a CPU, or all at
+once (``vmap``), which suits a GPU. Only the cohort of a round is touched: its rows of the clients' memories and of a private x are taken out
+at the start of the round and put back at its end, so that a round costs the same among a hundred clients and among ten thousand.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedbilevel.core import Algorithm, Carry, Clients, Key, Replies, Step
+from fedbilevel.engines.participation import Cohort, Everyone, Participation
+from fedbilevel.engines.plan import Plan, Program, set_owned, split_vectors, trace
+from fedbilevel.task import Data, Task
+from fedbilevel.vectors import Vector, is_vector
+
+Batching = Literal["auto", "scan", "vmap"]
+
+
+class State(NamedTuple):
+    """All of a run: give it back to go on. ``served`` counts client calls for every exchange of the plan, ``calls`` exchanges."""
+
+    key: Key
+    server: Any
+    memory: Any
+    round: jax.Array
+    finite: jax.Array
+    served: jax.Array
+    calls: jax.Array
+
+
+@dataclass(frozen=True)
+class SimulationProgram(Program):
+    """A program and how its clients are batched."""
+
+    batching: Literal["scan", "vmap"] = "scan"
+
+
+class _Replies(Replies):
+    def __init__(self, mean: Any, stacked: Any) -> None:
+        # One loop over the clients makes both; the compiler removes what the server program does not use.
+        self._mean, self._stacked = mean, stacked
+
+    def mean(self) -> Any:
+        return self._mean
+
+    def stack(self) -> Any:
+        return self._stacked
+
+
+@dataclass
+class _Round:
+    """What changes while the program of one round is traced: memories of the cohort, and the counts of the plan's exchanges."""
+
+    memory: Any
+    served: jax.Array
+    calls: jax.Array
+    exchange: int  # number of the next one in the plan
+
+
+class _Clients(Clients):
+    """The cohort of a round, or some of it (``entries``)."""
+
+    def __init__(
+        self, program: SimulationProgram, data: Data, weights: jax.Array, key: Key, cohort: Cohort, round: _Round, entries: jax.Array | None = None
+    ) -> None:
+        self.program, self.data, self.weights, self.key = program, data, weights, key
+        self.whole_cohort, self.round, self.entries = cohort, round, entries
+        self.cohort = cohort if entries is None else Cohort(*(None if a is None else a[entries] for a in cohort))
+        self.own_memory: Any = None  # of a sub-cohort that forgets at the end of the round
+        self.keys_taken = 0
+
+    def _next_key(self) -> Key:
+        self.keys_taken += 1
+        return jax.random.fold_in(self.key, self.keys_taken - 1)
+
+    def run(self, step: Step, *broadcast: Any) -> Replies:
+        program, key, (ids, active) = self.program, self._next_key(), self.cohort
+        self._count(len(ids) if active is None else active.sum())
+        parts, structure = split_vectors(set_owned(program, broadcast, False))
+        private = [program.private(part) for part in parts]
+        blocks = self._of_cohort([part for part, mine in zip(parts, private, strict=True) if mine])
+        weights = self.weights[ids] if active is None else jnp.where(active, self.weights[ids], 0)
+        weights = weights / weights.sum()
+        upload_structure: list[Any] = []
+
+        def visit(id: jax.Array, weight: jax.Array, memory: Any, blocks: list[Any]) -> tuple[Any, list[Any], list[Any]]:
+            own = iter(blocks)
+            received = [next(own) if mine else part for part, mine in zip(parts, private, strict=True)]
+            client = program.layout.client(program.problem, self.data, id, weight)
+            memory, upload = step(client, memory, jax.random.fold_in(key, id), *jax.tree.unflatten(structure, received))
+            sent, up = split_vectors(upload)
+            upload_structure[:] = [up]
+            kept = [part for part in sent if program.private(part)]
+            return memory, kept, [None if program.private(part) else part for part in sent]
+
+        loop = _scan if program.batching == "scan" else _vmap
+        memory, kept, mean, stacked = loop(visit, (ids, weights, self._memory(), blocks), active, weights)
+        self._remember(memory)
+
+        def whole(sent: list[Any]) -> Any:
+            own = iter([self._to_owners(block) for block in kept])
+            return jax.tree.unflatten(upload_structure[0], [next(own) if part is None else part for part in sent])
+
+        return _Replies(whole(mean), whole(stacked))
+
+    def _count(self, clients: int | jax.Array) -> None:
+        round = self.round
+        round.calls = round.calls.at[round.exchange].add(1)
+        round.served = round.served.at[round.exchange].add(clients)
+        round.exchange += 1
+
+    def _of_cohort(self, rows: Any) -> Any:
+        """These clients' part of arrays with one row for each client of the whole cohort."""
+        return rows if self.entries is None else jax.tree.map(lambda a: a[self.entries], rows)
+
+    def _to_owners(self, block: Vector) -> Vector:
+        """What the owners uploaded, 0 for those of the whole cohort that were not asked."""
+
+        def spread(a: jax.Array) -> jax.Array:
+            a = a if self.cohort.active is None else jnp.where(_column(self.cohort.active, a), a, 0)
+            everyone = len(self.whole_cohort.ids)
+            return a if self.entries is None else jnp.zeros((everyone, *a.shape[1:]), a.dtype).at[self.entries].set(a)
+
+        return Vector(jax.tree.map(spread, block.tree), "x", owned=True)
+
+    @property
+    def _keeps_own(self) -> bool:
+        return self.entries is not None and self.program.algorithm.remembers != "run"
+
+    def _memory(self) -> Any:
+        return self.own_memory if self._keeps_own else self._of_cohort(self.round.memory)
+
+    def _remember(self, memory: Any) -> None:
+        if self._keeps_own:
+            self.own_memory = memory
+        elif self.entries is None:
+            self.round.memory = memory
+        else:
+            self.round.memory = jax.tree.map(lambda a, new: a.at[self.entries].set(new), self.round.memory, memory)
+
+    def sample(self, size: int) -> "Clients":
+        ids, active = self.cohort
+        luck = jax.random.uniform(self._next_key(), (len(ids),))
+        entries = lax.top_k(luck if active is None else jnp.where(active, luck, -1), size)[1]
+        entries = entries if self.entries is None else self.entries[entries]
+        return _Clients(self.program, self.data, self.weights, self._next_key(), self.whole_cohort, self.round, entries)
+
+    def weighted(self, weights: jax.Array) -> "Clients":
+        same = _Clients(self.program, self.data, weights, self._next_key(), self.whole_cohort, self.round, self.entries)
+        same.own_memory = self.own_memory
+        return same
+
+    def repeat(self, times: int | jax.Array, body: Callable[[Clients, Carry], Carry], carry: Carry) -> Carry:
+        round, first, loop_key = self.round, self.round.exchange, self._next_key()
+        outside = self.key, self.keys_taken
+
+        def iteration(i: jax.Array, state: Any) -> Any:
+            carry, self.own_memory, round.memory, round.served, round.calls = state
+            round.exchange, self.key, self.keys_taken = first, jax.random.fold_in(loop_key, i), 0
+            carry = body(self, carry)
+            return carry, self.own_memory, round.memory, round.served, round.calls
+
+        state = (carry, self.own_memory, round.memory, round.served, round.calls)
+        carry, self.own_memory, round.memory, round.served, round.calls = lax.fori_loop(0, times, iteration, state)
+        self.key, self.keys_taken = outside
+        return carry
+
+
+def _column(mask: jax.Array, like: jax.Array) -> jax.Array:
+    return mask.reshape(-1, *(1,) * (like.ndim - 1))
+
+
+def _scan(visit: Callable[..., Any], each: Any, active: jax.Array | None, weights: jax.Array) -> Any:
+    """One client after the other, with a running weighted sum; entries of the cohort that are not taken are skipped."""
+    shapes = jax.eval_shape(visit, *jax.tree.map(lambda a: a[0], each))
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+    def body(total: Any, entry: Any) -> tuple[Any, Any]:
+        inputs, active, weight = entry
+        if active is None:
+            memory, kept, sent = visit(*inputs)
+        else:
+            remembers = jax.tree.structure(inputs[2]) == jax.tree.structure(shapes[0])
+            skipped = (inputs[2] if remembers else zeros[0], zeros[1], zeros[2])
+            memory, kept, sent = lax.cond(active, lambda: visit(*inputs), lambda: skipped)
+        total = jax.tree.map(lambda t, u: t + weight.astype(t.dtype) * u, total, sent)
+        return total, (memory, kept, sent)
+
+    nothing = jax.tree.map(lambda z: z if jnp.issubdtype(z.dtype, jnp.floating) else z.astype(float), zeros[2])
+    mean, (memory, kept, stacked) = lax.scan(body, nothing, (each, active, weights))
+    return memory, kept, mean, stacked
+
+
+def _vmap(visit: Callable[..., Any], each: Any, active: jax.Array | None, weights: jax.Array) -> Any:
+    """All clients at once."""
+    memory, kept, stacked = jax.vmap(visit)(*each)
+    if active is not None:
+        stacked = jax.tree.map(lambda a: jnp.where(_column(active, a), a, 0), stacked)
+        if jax.tree.structure(memory) == jax.tree.structure(each[2]):
+            memory = jax.tree.map(lambda old, new: jnp.where(_column(active, new), new, old), each[2], memory)
+    mean = jax.tree.map(lambda a: jnp.tensordot(weights.astype(jnp.result_type(a.dtype, jnp.bfloat16)), a, 1), stacked)
+    return memory, kept, mean, stacked
+
+
+def _rows(tree: Any, ids: jax.Array) -> Any:
+    return jax.tree.map(lambda a: a.at[ids].get(mode="clip"), tree)
+
+
+def _put_back(tree: Any, ids: jax.Array, rows: Any) -> Any:
+    return jax.tree.map(lambda a, new: a.at[ids].set(new, mode="drop"), tree, rows)
+
+
+def _each_owned(function: Callable[..., Any], server: Any, *others: Any) -> Any:
+    """Apply a function to the private vectors of a server state."""
+    change = lambda v, *o: function(v, *o) if is_vector(v) and v.owned else (o[0] if o else v)  # noqa: E731
+    return jax.tree.map(change, server, *others, is_leaf=is_vector)
+
+
+traces: list[str] = []
+"""One entry for every time a program was traced (and compiled): what the tests count."""
+
+
+@partial(jax.jit, static_argnames=("program", "exchanges"))
+def _start(program: SimulationProgram, exchanges: int, data: Data, key: Key, x: Any, y: Any) -> State:
+    traces.append("start")
+    problem, algorithm, everyone = program.problem, program.algorithm, program.layout.clients
+    x0, y0 = problem.start(jax.random.fold_in(key, 0))
+    y = y0 if y is None else Vector(y, "y")
+    if problem.private_x:
+        block, copies = x0, jax.tree.map(lambda a: jnp.broadcast_to(a, (everyone, *a.shape)), x0.tree)
+        x = Vector(copies if x is None else x, "x", owned=True)
+    else:
+        x = block = x0 if x is None else Vector(x, "x")
+    memory = None
+    if algorithm.remembers == "run":
+        memory = jax.tree.map(lambda a: jnp.repeat(a[None], everyone, 0), algorithm.memory(block, y))
+    start_key = jax.random.fold_in(key, 1)
+    cohort = program.first_participation.draw(start_key, everyone)
+    counts = jnp.zeros(exchanges, jnp.int32)
+    round = _Round(_rows(memory, cohort.ids), counts, counts, exchange=0)
+    server = algorithm.init(_Clients(program, data, data.weights, start_key, cohort, round), x, y)
+    if memory is not None:
+        memory = _put_back(memory, cohort.ids, round.memory)
+    return State(key, server, memory, jnp.asarray(0), jnp.asarray(True), round.served, round.calls)
+
+
+@partial(jax.jit, static_argnames=("program", "first_exchange"))
+def _advance(program: SimulationProgram, first_exchange: int, data: Data, state: State, rounds: jax.Array) -> State:
+    traces.append("advance")
+    algorithm, everyone = program.algorithm, isinstance(program.participation, Everyone)
+
+    def one_round(state: State) -> State:
+        draw, work = jax.random.split(jax.random.fold_in(jax.random.fold_in(state.key, 2), state.round))
+        cohort = program.participation.draw(draw, program.layout.clients)
+        server, memory = state.server, state.memory
+        if not everyone:
+            server, memory = _each_owned(lambda v: _rows(v, cohort.ids), server), _rows(memory, cohort.ids)
+        round = _Round(memory, state.served, state.calls, first_exchange)
+        server = algorithm.round(_Clients(program, data, data.weights, work, cohort, round), server)
+        memory = round.memory if algorithm.remembers == "run" else None
+        finite = jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(server)]))
+        if not everyone:
+            server = _each_owned(lambda old, new: _put_back(old, cohort.ids, new), state.server, server)
+            memory = _put_back(state.memory, cohort.ids, memory)
+        return State(state.key, server, memory, state.round + 1, finite, round.served, round.calls)
+
+    last = state.round + rounds
+    return lax.while_loop(lambda s: (s.round < last) & s.finite, one_round, state)
+
+
+class Simulation:
+    """Runs an algorithm on a task with simulated clients.
+
+    >>> from fedbilevel import FedBiO, tasks
+    >>> engine = Simulation(tasks.quadratic("T2"), FedBiO(lr_upper=0.2, lr_lower=0.2, lr_adjoint=0.2, local_steps=1))
+    >>> state = engine.advance(engine.start(seed=0), rounds=2000)
+    >>> x, y = engine.solution(state)
+    >>> round(float(x[0]), 3)
+    4.0
+    """
+
+    def __init__(self, task: Task, algorithm: Algorithm, participation: Participation | None = None, batching: Batching = "auto") -> None:
+        if batching == "auto":
+            batching = "scan" if jax.default_backend() == "cpu" else "vmap"
+        self.task = task
+        self.program = SimulationProgram(task.problem, algorithm, task.layout, participation or Everyone(), batching)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """What a round costs."""
+        return trace(self.program, self.task.data)
+
+    def start(self, seed: int, x: Any = None, y: Any = None) -> State:
+        """The state before the first round; x and y replace what the problem's ``init`` gives."""
+        exchanges = len(self.plan.start) + len(self.plan.round)
+        return _start(self.program, exchanges, self.task.data, jax.random.key(seed), x, y)
+
+    def advance(self, state: State, rounds: int) -> State:
+        """So many rounds more, in one call; stops after a round whose result is not finite (``state.finite``)."""
+        return _advance(self.program, len(self.plan.start), self.task.data, state, jnp.asarray(rounds))
+
+    def solution(self, state: State) -> tuple[Any, Any]:
+        """The current x and y in the user's structure."""
+        x, y = self.program.algorithm.solution(state.server, state.memory)
+        return x.tree, y.tree

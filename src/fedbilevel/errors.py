@@ -1,0 +1,44 @@
+"""What goes wrong in a way the user can mend: one sentence that says what and how."""
+
+import difflib
+from collections.abc import Iterable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class FedbilevelError(Exception):
+    """An error whose message is meant for the user. The command line prints it and exits with code 2."""
+
+
+class Diverged(FedbilevelError):
+    """A run produced NaN or infinity."""
+
+    def __init__(self, message: str, round: int, variables: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.round = round
+        self.variables = variables
+
+
+class UnknownName(FedbilevelError, KeyError):
+    """A name that is not in a table; the message suggests the nearest one."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        known = sorted(known)
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}."
+        super().__init__(f"there is no {kind} called '{name}': {hint}")
+
+    # KeyError prints the representation of its argument; we want the sentence itself.
+    __str__ = Exception.__str__
+
+
+class Names(dict[str, T]):
+    """A table by name that suggests the nearest name when one is unknown."""
+
+    def __init__(self, kind: str, table: dict[str, T]) -> None:
+        super().__init__(table)
+        self.kind = kind
+
+    def __missing__(self, name: str) -> T:
+        raise UnknownName(self.kind, name, self)

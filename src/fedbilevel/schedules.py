@@ -1,0 +1,79 @@
+"""Step sizes and penalties that change with time: ``scale * (offset + t) ** exponent``.
+
+Every schedule of the papers has this form, so there is one class and a few names for its uses. A schedule prints as
+the expression that makes it, and :func:`parse` reads that expression, so that it survives a TOML file and a command line.
+"""
+
+import re
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from fedbilevel.errors import FedbilevelError
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """``scale * (offset + t) ** exponent``; call it with the time t.
+
+    >>> cube_root(30.0, 10000.0)
+    cube_root(30.0, 10000.0)
+    >>> round(float(cube_root(30.0, 10000.0)(1)), 3)
+    1.392
+    >>> constant(0.5)(7)
+    0.5
+    """
+
+    scale: float
+    exponent: float = 0.0
+    offset: float = 1.0
+
+    def __call__(self, t: int | jax.Array) -> float | jax.Array:
+        if self.exponent == 0:
+            return self.scale
+        return self.scale * (self.offset + jnp.asarray(t, float)) ** self.exponent
+
+    def largest(self) -> float:
+        """The largest value from t = 1 on (infinite for growing schedules)."""
+        return float("inf") if self.exponent > 0 else float(self.scale * (self.offset + 1) ** self.exponent)
+
+    def __repr__(self) -> str:
+        if self.exponent == 0:
+            return f"constant({self.scale})"
+        if self.exponent == -1 / 3:
+            return f"cube_root({self.scale}, {self.offset})"
+        return f"power({self.scale}, {self.exponent}, {self.offset})"
+
+
+def constant(value: float) -> Schedule:
+    """The same value at all times."""
+    return Schedule(value)
+
+
+def cube_root(delta: float, offset: float) -> Schedule:
+    """alpha_t = delta / (offset + t)^(1/3), the rate of FedBiOAcc (the paper calls the offset u)."""
+    return Schedule(delta, -1 / 3, offset)
+
+
+def power(scale: float, exponent: float, offset: float = 1.0) -> Schedule:
+    """c_t = scale * (offset + t)^exponent, for instance the growing penalty of MeFBO."""
+    return Schedule(scale, exponent, offset)
+
+
+def parse(text: str | float) -> Schedule:
+    """Read a number or an expression such as ``cube_root(30, 10000)``.
+
+    >>> parse("0.1"), parse("power(2.7, 0.001)")
+    (constant(0.1), power(2.7, 0.001, 1.0))
+    """
+    makers = {"constant": constant, "cube_root": cube_root, "power": power}
+    match = re.fullmatch(r"\s*([a-z_-]+)\s*\(([^()]*)\)\s*", str(text))
+    try:
+        if match is None:
+            return constant(float(text))
+        return makers[match[1].replace("-", "_")](*(float(part) for part in match[2].split(",")))
+    except (ValueError, KeyError, TypeError):
+        raise FedbilevelError(
+            f"'{text}' is no schedule: write a number, constant(value), cube_root(delta, offset) or power(scale, exponent, offset)."
+        ) from None

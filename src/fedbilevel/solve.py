@@ -1,0 +1,170 @@
+"""``solve``: run an algorithm on a task and come back with the solution and its history."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Protocol
+
+import jax
+import numpy as np
+
+from fedbilevel.core import Algorithm, Tree, as_float
+from fedbilevel.engines.local import Local
+from fedbilevel.engines.participation import Participation, participation
+from fedbilevel.engines.plan import Plan
+from fedbilevel.engines.simulation import Batching, Simulation
+from fedbilevel.errors import Diverged, FedbilevelError
+from fedbilevel.task import Task
+from fedbilevel.vectors import is_vector
+
+Row = dict[str, Any]
+
+
+class Engine(Protocol):
+    """What ``solve`` needs of an engine. A state has ``server``, ``round``, ``finite`` and the counts ``served`` and ``calls``."""
+
+    @property
+    def plan(self) -> Plan: ...
+    def start(self, seed: int, x: Any = None, y: Any = None) -> Any: ...
+    def advance(self, state: Any, rounds: int) -> Any: ...
+    def solution(self, state: Any) -> tuple[Any, Any]: ...
+
+
+@dataclass(frozen=True)
+class Result:
+    """What ``solve`` gives back.
+
+    ``x`` and ``y`` have the user's own structure (a private x and a local y with a leading axis of clients); ``history`` is a list of rows,
+    one per evaluation (``pandas.DataFrame(result.history)``); ``metrics`` is its last row; ``state`` is the engine's, ``seconds`` includes compilation.
+    """
+
+    x: Tree
+    y: Tree
+    history: list[Row]
+    state: Any = field(repr=False)
+    plan: Plan = field(repr=False)
+    seconds: float
+
+    @property
+    def metrics(self) -> Row:
+        return self.history[-1]
+
+
+class Stopped(FedbilevelError):
+    """A run that ended early; ``result`` is what it had."""
+
+    def __init__(self, message: str, result: Result) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+def solve(
+    task: Task,
+    algorithm: Algorithm,
+    rounds: int = 200,
+    seed: int = 0,
+    sample: "int | Participation | list[int] | None" = None,
+    *,
+    every: int | None = None,
+    x: Tree = None,
+    y: Tree = None,
+    engine: Literal["simulation", "local"] = "simulation",
+    batching: Batching = "auto",
+    on_row: Callable[[Row], None] | None = None,
+) -> Result:
+    """Run an algorithm on a task.
+
+    Args:
+        task: the problem and its clients.
+        algorithm: with its hyper-parameters, for instance ``FedBiOAcc(lr_upper=2.0)``.
+        rounds: how many.
+        seed: of everything random: the first x and y, batches, cohorts.
+        sample: who takes part in a round: None everybody, a number of clients drawn uniformly, ``Independent(probability)``, or a list of clients.
+        every: rounds between evaluations (default: about fifty evaluations).
+        x, y: where to start, instead of the problem's ``init``.
+        engine: "simulation" (compiled) or "local" (messages between a server and clients in this process).
+        batching: how the simulator goes through the clients: "scan" one by one, "vmap" all at once, "auto" what suits the device.
+        on_row: called with every row of the history as it comes.
+
+    Raises:
+        Diverged: when a state is NaN or infinite; its ``__cause__`` is a :class:`Stopped` with what there was before.
+        KeyboardInterrupt: likewise with a :class:`Stopped` as cause.
+    """
+    if rounds < 0:
+        raise FedbilevelError(f"rounds must not be negative, but is {rounds}.")
+    chosen = participation(sample, len(task.clients))
+    runner: Engine = Local(task, algorithm, chosen) if engine == "local" else Simulation(task, algorithm, chosen, batching)
+    began = time.perf_counter()
+    given = _start_values(task, x, y)
+    every = every or max(1, rounds // 50)
+    history: list[Row] = []
+
+    def evaluate(state: Any) -> None:
+        x, y = runner.solution(state)
+        row: Row = {"round": int(state.round), **traffic(runner.plan, state), "seconds": time.perf_counter() - began}
+        if task.metrics is not None:
+            row |= {name: float(value) for name, value in task.metrics(x, y).items()}
+        history.append(row)
+        if on_row is not None:
+            on_row(row)
+
+    def result(state: Any) -> Result:
+        return Result(*runner.solution(state), history, state, runner.plan, time.perf_counter() - began)
+
+    state = runner.start(seed, *given)
+    try:
+        if not np.all([np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(state.server)]):
+            raise _diverged(algorithm, state)
+        evaluate(state)
+        while int(state.round) < rounds:
+            new = runner.advance(state, min(every, rounds - int(state.round)))
+            if not bool(new.finite):
+                raise _diverged(algorithm, new) from Stopped(f"stopped after round {int(state.round)}", result(state))
+            state = new
+            evaluate(state)
+    except KeyboardInterrupt as interrupt:
+        raise interrupt from Stopped(f"interrupted after round {int(state.round)}", result(state))
+    return result(state)
+
+
+def _start_values(task: Task, x: Tree, y: Tree) -> tuple[Tree, Tree]:
+    """The given x and y as arrays, checked against what the problem's ``init`` gives."""
+    first_x, first_y = jax.eval_shape(task.problem.start, jax.random.key(0))
+    blocks = (len(task.clients),) if task.problem.private_x else ()
+    checked = []
+    for name, given, first, lead in (("x", x, first_x, blocks), ("y", y, first_y, ())):
+        if given is not None:
+            given = jax.tree.map(as_float, given)
+            shapes = jax.tree.map(lambda a: a.shape, given), jax.tree.map(lambda a, lead=lead: (*lead, *a.shape), first.tree)
+            if shapes[0] != shapes[1]:
+                raise FedbilevelError(f"the given {name} has the shape {shapes[0]}, but this problem needs {shapes[1]}.")
+            given = jax.tree.map(lambda a, like: a.astype(like.dtype), given, first.tree)
+        checked.append(given)
+    return checked[0], checked[1]
+
+
+def traffic(plan: Plan, state: Any) -> Mapping[str, float | int]:
+    """What has been sent and computed so far, by all clients together."""
+    served, calls = np.asarray(state.served, np.int64), np.asarray(state.calls, np.int64)
+    exchanges = (*plan.start, *plan.round)
+    down = sum(int(n) * e.bytes_down for n, e in zip(served, exchanges, strict=True)) / 1e6
+    up = sum(int(n) * e.bytes_up for n, e in zip(served, exchanges, strict=True)) / 1e6
+    oracles = {name: sum(int(n) * e.oracles[name] for n, e in zip(served, exchanges, strict=True)) for name in ("Gf", "Gg", "J", "H")}
+    return {"exchanges": int(calls.sum()), "megabytes_down": down, "megabytes_up": up, "megabytes": down + up, **oracles}
+
+
+STEP_OF = {"x": "lr_upper", "y": "lr_lower", "u": "lr_adjoint"}
+
+
+def _diverged(algorithm: Algorithm, state: Any) -> Diverged:
+    """Name the variables that are not finite, and the steps to lower."""
+    parts, _ = jax.tree_util.tree_flatten_with_path(state.server, is_leaf=is_vector)
+    bad = []
+    for path, part in parts:
+        if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(part)):
+            bad.append(jax.tree_util.keystr(path, simple=True, separator="."))
+    known = {f.name for f in fields(algorithm)}
+    steps = dict.fromkeys(STEP_OF.get(name.rsplit(".", 1)[-1], "") for name in bad)
+    advice = ", ".join(f"{step} (now {getattr(algorithm, step):g})" for step in steps if step in known)
+    text = f"round {int(state.round)}: {' and '.join(bad)} became NaN or infinite: try a smaller {advice or 'step size'}, or check that the losses are finite."
+    return Diverged(text, int(state.round), tuple(bad))

@@ -1,0 +1,197 @@
+"""A task: a problem, the clients' data, and what to measure."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedbilevel.core import Algorithm, Client, Problem, Rows, Tally, Tree
+from fedbilevel.errors import FedbilevelError
+
+SPLITS = ("train", "val")
+BatchSize = int | None | Mapping[str, int | None]
+
+
+class Shards(NamedTuple):
+    """The rows of all clients one after the other: client m has ``count[m]`` rows from ``start[m]`` on."""
+
+    arrays: Tree
+    start: jax.Array
+    count: jax.Array
+
+
+class Data(NamedTuple):
+    """All that enters a compiled round of the simulator, once."""
+
+    train: Shards
+    val: Shards
+    weights: jax.Array
+
+
+class Layout(NamedTuple):
+    """What a compiled program must know of the data beforehand: sizes and whether clients differ in them."""
+
+    clients: int
+    longest: tuple[int, int]
+    ragged: tuple[bool, bool]
+    batch_sizes: tuple[int | None, int | None]
+
+    def client(self, problem: Problem, data: Data, id: jax.Array | int, weight: jax.Array, tally: Tally | None = None) -> Client:
+        """Client number ``id`` (an array in a compiled program)."""
+        train, val = (
+            Rows(shards.arrays, shards.start[id], shards.count[id], longest, ragged)
+            for shards, longest, ragged in zip((data.train, data.val), self.longest, self.ragged, strict=True)
+        )
+        return Client(problem, train, val, weight, self.batch_sizes, tally)
+
+
+class Reference(NamedTuple):
+    """A run to compare with: an algorithm from a given x (in the user's structure)."""
+
+    label: str
+    algorithm: Algorithm
+    x: Tree
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A problem with its clients.
+
+    Args:
+        problem: the losses and what is known about x and y.
+        clients: for every client ``{"train": arrays, "val": arrays}``, pytrees of arrays with a leading axis of rows. The lower loss
+            sees batches of "train", the upper loss batches of "val".
+        weights: w_m: None is 1/M each, "size" is proportional to the number of training rows, or one number per client.
+        batch_size: rows per batch, drawn with replacement; None is all rows, exactly; ``{"train": 64, "val": None}`` sets them apart.
+        metrics: ``metrics(x, y) -> {name: number}`` on the current solution, in the user's structure.
+        name, options: how the task was made, for the records.
+        references: runs to compare with.
+        files: ``files(x, y, folder)`` writes what a user of this task wants to keep.
+        headline: the metrics of the summary table, as {name: heading}.
+        suggested: hyper-parameters that suit this task better than an algorithm's defaults; the command line uses them where none are given.
+    """
+
+    problem: Problem
+    clients: Sequence[Mapping[str, Tree]]
+    weights: Sequence[float] | np.ndarray | Literal["size"] | None = None
+    batch_size: BatchSize = 64
+    metrics: Callable[[Tree, Tree], Mapping[str, Any]] | None = None
+    name: str = "custom"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    references: Sequence[Reference] = ()
+    files: Callable[[Tree, Tree, Path], Sequence[Path]] | None = None
+    headline: Mapping[str, str] = field(default_factory=dict)
+    suggested: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.clients) == 0:
+            raise FedbilevelError("a task needs at least one client.")
+        for split in SPLITS:
+            self._check_rows(split)
+        if isinstance(self.batch_size, Mapping) and set(self.batch_size) != set(SPLITS):
+            raise FedbilevelError(f"batch_size needs the entries train and val, but has {sorted(self.batch_size)}.")
+        if any(size is not None and size < 1 for size in self.layout.batch_sizes):
+            raise FedbilevelError(f"batch_size must be at least 1 (or None for all rows), but is {self.batch_size}.")
+        weights = self.normalised_weights
+        if weights.shape != (len(self.clients),) or not np.all(np.isfinite(weights)) or np.any(weights < 0):
+            raise FedbilevelError(f"weights must be {len(self.clients)} numbers that are not negative and not all zero, one per client.")
+        self._check_losses()
+
+    def _check_rows(self, split: str) -> None:
+        first: Any = None
+        for number, client in enumerate(self.clients):
+            if split not in client:
+                raise FedbilevelError(f"client {number} has no '{split}' data: give every client {{'train': arrays, 'val': arrays}}.")
+            leaves, structure = jax.tree.flatten(client[split])
+            if not leaves or any(np.ndim(leaf) == 0 for leaf in leaves):
+                raise FedbilevelError(f"client {number}: '{split}' must hold arrays with a leading axis of rows.")
+            lengths = {len(leaf) for leaf in leaves}
+            if len(lengths) > 1:
+                raise FedbilevelError(f"client {number}: the '{split}' arrays differ in their number of rows: {sorted(lengths)}.")
+            if lengths == {0}:
+                raise FedbilevelError(f"client {number} has no '{split}' rows: leave this client out or give it data.")
+            kind = (structure, [np.shape(leaf)[1:] for leaf in leaves])
+            first = kind if first is None else first
+            if kind != first:
+                raise FedbilevelError(f"client {number}: the '{split}' arrays have the row shapes {kind[1]}, but those of client 0 have {first[1]}.")
+
+    def _check_losses(self) -> None:
+        """One evaluation on shapes finds wrong shapes; one with numbers, where needed, that a loss is a mean over rows."""
+        layout, problem = self.layout, self.problem
+        key = jax.random.key(0)
+        rows = [jax.tree.map(lambda a: np.asarray(a)[:3], self.clients[0][split]) for split in SPLITS]
+        for loss, level, batch, size, ragged in zip(
+            (problem.lower, problem.upper), ("lower", "upper"), rows, layout.batch_sizes, layout.ragged, strict=True
+        ):
+            x, y = jax.eval_shape(problem.start, key)
+            try:
+                value = jax.eval_shape(loss, x.tree, y.tree, batch)
+            except FedbilevelError:
+                raise
+            except Exception as error:
+                reason = str(error).strip().splitlines()[0]
+                raise FedbilevelError(f"{level}(x, y, batch) fails on the first rows of client 0: {type(error).__name__}: {reason}") from error
+            if value.shape != ():
+                raise FedbilevelError(f"{level}(x, y, batch) must return one number, but returned an array of shape {value.shape}.")
+            if size is None and ragged and not self._is_mean(loss, batch):
+                raise FedbilevelError(
+                    f"{level}(x, y, batch) is not a mean over the rows of its batch, which batch_size=None needs when clients differ in size: "
+                    "use a mean, or give a batch_size."
+                )
+
+    def _is_mean(self, loss: Callable[..., jax.Array], batch: Tree) -> bool:
+        x, y = self.problem.start(jax.random.key(0))
+        size = len(jax.tree.leaves(batch)[0])
+        each = [loss(x.tree, y.tree, jax.tree.map(lambda a, i=i: a[i : i + 1], batch)) for i in range(size)]
+        doubled = loss(x.tree, y.tree, jax.tree.map(lambda a: np.concatenate([a, a]), batch))
+        return bool(np.allclose(np.mean(each), doubled, rtol=1e-3, atol=1e-6))
+
+    @cached_property
+    def normalised_weights(self) -> np.ndarray:
+        """w_m, summing to 1."""
+        if self.weights is None:
+            weights = np.ones(len(self.clients))
+        elif isinstance(self.weights, str):
+            if self.weights != "size":
+                raise FedbilevelError(f"weights are None, 'size' or numbers, not '{self.weights}'.")
+            weights = np.array(self._counts("train"), float)
+        else:
+            weights = np.asarray(self.weights, float)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return weights / weights.sum()
+
+    def _counts(self, split: str) -> list[int]:
+        return [len(jax.tree.leaves(client[split])[0]) for client in self.clients]
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The static part of the data."""
+        counts = [self._counts(split) for split in SPLITS]
+        sizes = [self.batch_size[split] if isinstance(self.batch_size, Mapping) else self.batch_size for split in SPLITS]
+        return Layout(
+            clients=len(self.clients),
+            longest=(max(counts[0]), max(counts[1])),
+            ragged=(len(set(counts[0])) > 1, len(set(counts[1])) > 1),
+            batch_sizes=(sizes[0], sizes[1]),
+        )
+
+    @cached_property
+    def data(self) -> Data:
+        """The rows of all clients, put one after the other on the device, once."""
+
+        def shards(split: str) -> Shards:
+            counts = np.array(self._counts(split), np.int32)
+            arrays = jax.tree.map(lambda *parts: jnp.asarray(np.concatenate(parts)), *(client[split] for client in self.clients))
+            return Shards(arrays, jnp.asarray(np.cumsum(counts) - counts), jnp.asarray(counts))
+
+        return Data(shards("train"), shards("val"), jnp.asarray(self.normalised_weights))
+
+    def only(self, client: int) -> "Task":
+        """The task of one client alone: what a party of a federation knows."""
+        return dataclasses.replace(self, clients=[self.clients[client]], weights=None, references=())

@@ -1,0 +1,12 @@
+"""Tasks by name. Each is one file with a function that returns a :class:`fedbilevel.Task`."""
+
+from collections.abc import Callable
+
+from fedbilevel.errors import Names
+from fedbilevel.task import Task
+from fedbilevel.tasks.data_cleaning import data_cleaning
+from fedbilevel.tasks.quadratic import Quadratic, quadratic
+
+TASKS: Names[Callable[..., Task]] = Names("task", {"data-cleaning": data_cleaning, "quadratic": quadratic})
+
+__all__ = ["TASKS", "Quadratic", "data_cleaning", "quadratic"]
