@@ -8,7 +8,8 @@ clients, one pure function run on each of them, one message up, one reduction::
 An algorithm is written once, in these words, and every engine executes it unchanged: as one compiled program over
 thousands of simulated clients, or as messages between separate parties.
 
-Conventions: clients m = 1..M with weights w_m (summing to 1), f = sum w_m f_m the upper and g = sum w_m g_m the lower objective,
+Conventions: clients m = 1..M with weights w_m (summing to 1), f = sum w_m f_m the upper and g = sum w_m g_m the
+    lower objective,
 h(x) = f(x, y*(x)) with y*(x) = argmin_y g(x, y), u* = [d2yy g]^-1 grad_y f, and grad h = grad_x f - d2xy g u*.
 """
 
@@ -40,10 +41,12 @@ class Problem:
 
     Args:
         upper: ``upper(x, y, batch) -> scalar``, the loss on a batch of validation rows.
-        lower: ``lower(x, y, batch) -> scalar``, the loss on a batch of training rows. Both are means over the rows of their
-            batch (plus terms that do not depend on rows), so that a mini-batch is an unbiased sample of the whole.
+        lower: ``lower(x, y, batch) -> scalar``, the loss on a batch of training rows. Both are means over the rows
+            of their batch (plus terms that do not depend on rows), so that a mini-batch is an unbiased sample of the
+            whole.
         init: ``init(key) -> (x, y)``, where to start. For private x: the block of one client.
-        project_x, project_y: the nearest feasible point of a pytree (see ``vectors.box``, ``ball``, ``simplex``); None is no constraint.
+        project_x, project_y: the nearest feasible point of a pytree (see ``vectors.box``, ``ball``, ``simplex``);
+            None is no constraint.
         lower_level: "global" - one y for everybody; "local" - every client has its own y.
         private_x: every client owns a block of x that concerns nobody else and is never sent. All blocks have the shape
             that ``init`` gives; solutions have a leading axis of clients.
@@ -77,21 +80,21 @@ def as_float(value: Any) -> jax.Array:
 
 
 class Rows(NamedTuple):
-    """The rows of one client: ``count`` rows of some arrays, from row ``start``. Never padded, never copied."""
+    """The rows of one client: ``size`` rows of some arrays, from row ``start``. Never padded, never copied."""
 
     arrays: Tree
     start: jax.Array | int
-    count: jax.Array | int
+    size: jax.Array | int
     longest: int  # of all clients: the shape of a full batch
-    ragged: bool  # whether clients differ in count
+    ragged: bool  # whether clients differ in size
 
     def draw(self, key: Key, size: int) -> Tree:
         """A batch of rows drawn uniformly with replacement; the same key gives the same rows."""
-        return self._take(jax.random.randint(key, (size,), 0, self.count))
+        return self._take(jax.random.randint(key, (size,), 0, self.size))
 
     def all(self) -> Tree:
         """All rows; clients with fewer than the longest repeat their last row."""
-        return self._take(jnp.minimum(jnp.arange(self.longest), self.count - 1))
+        return self._take(jnp.minimum(jnp.arange(self.longest), self.size - 1))
 
     def _take(self, index: jax.Array) -> Tree:
         return jax.tree.map(lambda a: a[self.start + index], self.arrays)
@@ -112,8 +115,8 @@ class Tally(Counter[str]):
 class Objective:
     """One client's loss, seen through its batches: value and derivatives at (x, y).
 
-    A batch is *named by a key*: the same key gives the same rows, so "the same batch at two points" is one key used twice. With
-    ``size=None`` every batch is all the data and the key does not matter.
+    A batch is *named by a key*: the same key gives the same rows, so "the same batch at two points" is one key used
+    twice. With ``size=None`` every batch is all the data and the key does not matter.
     """
 
     def __init__(self, loss: Loss, name: str, rows: Rows, size: int | None, tally: Tally | None = None) -> None:
@@ -175,11 +178,11 @@ class Objective:
         if not rows.ragged:
             return lambda x, y: self._scalar(x, y, batch)
         # Clients of different sizes share one shape: a client's mean is taken row by row, over its own rows only.
-        own = jnp.arange(rows.longest) < rows.count
+        own = jnp.arange(rows.longest) < rows.size
 
         def mean(x: Tree, y: Tree) -> jax.Array:
             each = jax.vmap(lambda row: self._scalar(x, y, jax.tree.map(lambda a: a[None], row)))(batch)
-            return jnp.sum(jnp.where(own, each, 0)) / rows.count
+            return jnp.sum(jnp.where(own, each, 0)) / rows.size
 
         return mean
 
@@ -187,7 +190,9 @@ class Objective:
         value = self._loss(x, y, batch)
         if jnp.shape(value) != ():
             level = "upper" if self._name == "f" else "lower"
-            raise FedbilevelError(f"{level}(x, y, batch) must return one number, but returned an array of shape {jnp.shape(value)}.")
+            raise FedbilevelError(
+                f"{level}(x, y, batch) must return one number, but returned an array of shape {jnp.shape(value)}."
+            )
         return value
 
 
@@ -245,8 +250,10 @@ class Replies(ABC):
     def mean(self) -> Any:
         """The mean of the uploads, weighted with the clients' weights, over those who replied.
 
-        A private x-vector is not averaged: it stays with its owner, and is 0 for owners who did not reply. Upload *differences* to
-        what was broadcast, then ``add`` their mean: rounding is relative to the step, not to the point, and who did not reply does not move.
+        A private x-vector is not averaged: it stays with its owner, and is 0 for owners who did not reply. Upload
+        *differences* to what was broadcast, then ``add`` their mean: rounding is relative to the step, not to the
+        point, and who did
+        not reply does not move.
         """
 
     @abstractmethod
@@ -270,12 +277,25 @@ class Clients(ABC):
         """The same clients with other weights: one entry for each of *all* clients of the federation."""
 
     @abstractmethod
+    def next_key(self) -> Key:
+        """A fresh key for the server's own random choices."""
+
+    @abstractmethod
     def repeat(self, times: int | jax.Array, body: Callable[["Clients", Carry], Carry], carry: Carry) -> Carry:
         """Exchanges in a loop, ``carry = body(clients, carry)``; the number may be random (an array)."""
 
 
-def parameter(default: Any, help: str, *, above: float | None = None, least: float | None = None, tune: tuple[float, float] | None = None) -> Any:
-    """A hyper-parameter: a dataclass field with a help text, a lower bound (strict or not) and a range worth searching (on a log scale)."""
+def parameter(
+    default: Any,
+    help: str,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    tune: tuple[float, float] | None = None,
+) -> Any:
+    """A hyper-parameter: a dataclass field with a help text, a lower bound (strict or not) and a range worth
+    searching (on a log scale).
+    """
     return dataclasses.field(default=default, metadata={"help": help, "above": above, "least": least, "tune": tune})
 
 
@@ -283,8 +303,8 @@ def parameter(default: Any, help: str, *, above: float | None = None, least: flo
 class Algorithm(ABC):
     """A frozen dataclass of hyper-parameters whose methods are the server program and the client functions.
 
-    ``init`` and ``round`` are the server; client functions are pure methods ``step(client, memory, key, *broadcast) -> (memory, upload)``
-    handed to ``clients.run``. States are NamedTuples of vectors and scalars.
+    ``init`` and ``round`` are the server; client functions are pure methods ``step(client, memory, key, *broadcast)
+    -> (memory, upload)`` handed to ``clients.run``. States are NamedTuples of vectors and scalars.
     """
 
     lower_level: ClassVar[str] = "global"

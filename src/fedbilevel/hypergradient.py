@@ -1,11 +1,14 @@
 """Estimates of the hypergradient that several algorithms share, as functions of a client."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 
 from fedbilevel.core import Client, Key
-from fedbilevel.vectors import Vector
+from fedbilevel.vectors import Vector, dot
 
 
 class Point(NamedTuple):
@@ -23,8 +26,8 @@ def directions(client: Client, z: Point, key: Key, shared_batch: bool) -> Point:
         y:  grad_y g
         u:  d2yy g u - grad_y f           (the gradient of 1/2 u' d2yy g u - <grad_y f, u>)
 
-    Linear in f and g, so that averages over clients are exact. With ``shared_batch`` one batch of f and one of g serve all
-    terms, in one pass each; otherwise the five terms have five independent batches, as the theory asks for.
+    Linear in f and g, so that averages over clients are exact. With ``shared_batch`` one batch of f and one of g
+    serve all terms, in one pass each; otherwise the five terms have five independent batches, as the theory asks for.
     """
     x, y, u = z
     if shared_batch:
@@ -37,3 +40,39 @@ def directions(client: Client, z: Point, key: Key, shared_batch: bool) -> Point:
         fx, cross = client.f.dx(x, y, f1), client.g.dxy(x, y, u, g1)
         fy, hessian = client.f.dy(x, y, f2), client.g.dyy(x, y, u, g2)
     return Point(fx - cross, gy, hessian - fy)
+
+
+class Solved(NamedTuple):
+    """The solution of a linear system by conjugate gradients, and whether the matrix looked positive definite on the
+    way.
+    """
+
+    solution: Vector
+    positive: jax.Array
+    steps: jax.Array
+
+
+def conjugate_gradient(product: Callable[[Vector], Vector], right: Vector, tolerance: float, steps: int) -> Solved:
+    """Solve ``H v = right`` with products only, until the residual is below ``tolerance |right|``.
+
+    Stops at a direction of no positive curvature: the matrix is then not positive definite and the answer means
+        nothing.
+    """
+
+    def go_on(state: tuple[Any, ...]) -> jax.Array:
+        _, _, _, squared, positive, count = state
+        return (squared > (tolerance**2) * dot(right, right)) & positive & (count < steps)
+
+    def step(state: tuple[Any, ...]) -> tuple[Any, ...]:
+        solution, residual, direction, squared, _, count = state
+        image = product(direction)
+        curvature = dot(direction, image)
+        positive = curvature > 0
+        length = jnp.where(positive, squared / jnp.where(positive, curvature, 1), 0)
+        solution, residual = solution + length * direction, residual - length * image
+        new = dot(residual, residual)
+        return solution, residual, residual + (new / squared) * direction, new, positive, count + 1
+
+    first = (0 * right, right, right, dot(right, right), jnp.asarray(True), jnp.asarray(0))
+    solution, _, _, _, positive, count = lax.while_loop(go_on, step, first)
+    return Solved(solution, positive, count)

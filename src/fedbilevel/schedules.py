@@ -1,7 +1,8 @@
 """Step sizes and penalties that change with time: ``scale * (offset + t) ** exponent``.
 
 Every schedule of the papers has this form, so there is one class and a few names for its uses. A schedule prints as
-the expression that makes it, and :func:`parse` reads that expression, so that it survives a TOML file and a command line.
+the expression that makes it, and :func:`parse` reads that expression, so that it survives a TOML file and a command
+line.
 """
 
 import re
@@ -75,5 +76,6 @@ def parse(text: str | float) -> Schedule:
         return makers[match[1].replace("-", "_")](*(float(part) for part in match[2].split(",")))
     except (ValueError, KeyError, TypeError):
         raise FedbilevelError(
-            f"'{text}' is no schedule: write a number, constant(value), cube_root(delta, offset) or power(scale, exponent, offset)."
+            f"'{text}' is no schedule: write a number, constant(value), cube_root(delta, offset) "
+            "or power(scale, exponent, offset)."
         ) from None

@@ -13,7 +13,7 @@ from fedbilevel.engines.local import Local
 from fedbilevel.engines.participation import Participation, participation
 from fedbilevel.engines.plan import Plan
 from fedbilevel.engines.simulation import Batching, Simulation
-from fedbilevel.errors import Diverged, FedbilevelError
+from fedbilevel.errors import Diverged, FedbilevelError, UnknownName
 from fedbilevel.task import Task
 from fedbilevel.vectors import is_vector
 
@@ -21,10 +21,12 @@ Row = dict[str, Any]
 
 
 class Engine(Protocol):
-    """What ``solve`` needs of an engine. A state has ``server``, ``round``, ``finite`` and the counts ``served`` and ``calls``."""
+    """What ``solve`` needs of an engine. A state has ``server``, ``round``, ``finite`` and the counts ``served`` and
+    ``calls``.
+    """
 
-    @property
-    def plan(self) -> Plan: ...
+    plan: Plan
+
     def start(self, seed: int, x: Any = None, y: Any = None) -> Any: ...
     def advance(self, state: Any, rounds: int) -> Any: ...
     def solution(self, state: Any) -> tuple[Any, Any]: ...
@@ -34,8 +36,10 @@ class Engine(Protocol):
 class Result:
     """What ``solve`` gives back.
 
-    ``x`` and ``y`` have the user's own structure (a private x and a local y with a leading axis of clients); ``history`` is a list of rows,
-    one per evaluation (``pandas.DataFrame(result.history)``); ``metrics`` is its last row; ``state`` is the engine's, ``seconds`` includes compilation.
+    ``x`` and ``y`` have the user's own structure (a private x and a local y with a leading axis of clients);
+    ``history`` is a list of rows, one per evaluation (``pandas.DataFrame(result.history)``); ``metrics`` is its last
+    row; ``state`` is the
+    engine's, ``seconds`` includes compilation.
     """
 
     x: Tree
@@ -79,11 +83,13 @@ def solve(
         algorithm: with its hyper-parameters, for instance ``FedBiOAcc(lr_upper=2.0)``.
         rounds: how many.
         seed: of everything random: the first x and y, batches, cohorts.
-        sample: who takes part in a round: None everybody, a number of clients drawn uniformly, ``Independent(probability)``, or a list of clients.
+        sample: who takes part in a round: None everybody, a number of clients drawn uniformly,
+            ``Independent(probability)``, or a list of clients.
         every: rounds between evaluations (default: about fifty evaluations).
         x, y: where to start, instead of the problem's ``init``.
         engine: "simulation" (compiled) or "local" (messages between a server and clients in this process).
-        batching: how the simulator goes through the clients: "scan" one by one, "vmap" all at once, "auto" what suits the device.
+        batching: how the simulator goes through the clients: "scan" one by one, "vmap" all at once, "auto" what
+            suits the device.
         on_row: called with every row of the history as it comes.
 
     Raises:
@@ -93,7 +99,7 @@ def solve(
     if rounds < 0:
         raise FedbilevelError(f"rounds must not be negative, but is {rounds}.")
     chosen = participation(sample, len(task.clients))
-    runner: Engine = Local(task, algorithm, chosen) if engine == "local" else Simulation(task, algorithm, chosen, batching)
+    runner = _engine(engine, task, algorithm, chosen, batching)
     began = time.perf_counter()
     given = _start_values(task, x, y)
     every = every or max(1, rounds // 50)
@@ -127,6 +133,12 @@ def solve(
     return result(state)
 
 
+def _engine(name: str, task: Task, algorithm: Algorithm, chosen: Participation, batching: Batching) -> Engine:
+    if name not in ("simulation", "local"):
+        raise UnknownName("engine", name, ["simulation", "local"])
+    return Local(task, algorithm, chosen) if name == "local" else Simulation(task, algorithm, chosen, batching)
+
+
 def _start_values(task: Task, x: Tree, y: Tree) -> tuple[Tree, Tree]:
     """The given x and y as arrays, checked against what the problem's ``init`` gives."""
     first_x, first_y = jax.eval_shape(task.problem.start, jax.random.key(0))
@@ -135,9 +147,14 @@ def _start_values(task: Task, x: Tree, y: Tree) -> tuple[Tree, Tree]:
     for name, given, first, lead in (("x", x, first_x, blocks), ("y", y, first_y, ())):
         if given is not None:
             given = jax.tree.map(as_float, given)
-            shapes = jax.tree.map(lambda a: a.shape, given), jax.tree.map(lambda a, lead=lead: (*lead, *a.shape), first.tree)
+            shapes = (
+                jax.tree.map(lambda a: a.shape, given),
+                jax.tree.map(lambda a, lead=lead: (*lead, *a.shape), first.tree),
+            )
             if shapes[0] != shapes[1]:
-                raise FedbilevelError(f"the given {name} has the shape {shapes[0]}, but this problem needs {shapes[1]}.")
+                raise FedbilevelError(
+                    f"the given {name} has the shape {shapes[0]}, but this problem needs {shapes[1]}."
+                )
             given = jax.tree.map(lambda a, like: a.astype(like.dtype), given, first.tree)
         checked.append(given)
     return checked[0], checked[1]
@@ -147,10 +164,25 @@ def traffic(plan: Plan, state: Any) -> Mapping[str, float | int]:
     """What has been sent and computed so far, by all clients together."""
     served, calls = np.asarray(state.served, np.int64), np.asarray(state.calls, np.int64)
     exchanges = (*plan.start, *plan.round)
-    down = sum(int(n) * e.bytes_down for n, e in zip(served, exchanges, strict=True)) / 1e6
+    # What is sent once goes to everybody: only then does it stay with the clients.
+    once = (
+        plan.once * int(served[len(plan.start)] // max(1, calls[len(plan.start)]))
+        if plan.once and int(state.round)
+        else 0
+    )
+    down = (once + sum(int(n) * e.bytes_down for n, e in zip(served, exchanges, strict=True))) / 1e6
     up = sum(int(n) * e.bytes_up for n, e in zip(served, exchanges, strict=True)) / 1e6
-    oracles = {name: sum(int(n) * e.oracles[name] for n, e in zip(served, exchanges, strict=True)) for name in ("Gf", "Gg", "J", "H")}
-    return {"exchanges": int(calls.sum()), "megabytes_down": down, "megabytes_up": up, "megabytes": down + up, **oracles}
+    oracles = {
+        name: sum(int(n) * e.oracles[name] for n, e in zip(served, exchanges, strict=True))
+        for name in ("Gf", "Gg", "J", "H")
+    }
+    return {
+        "exchanges": int(calls.sum()),
+        "megabytes_down": down,
+        "megabytes_up": up,
+        "megabytes": down + up,
+        **oracles,
+    }
 
 
 STEP_OF = {"x": "lr_upper", "y": "lr_lower", "u": "lr_adjoint"}
@@ -166,5 +198,8 @@ def _diverged(algorithm: Algorithm, state: Any) -> Diverged:
     known = {f.name for f in fields(algorithm)}
     steps = dict.fromkeys(STEP_OF.get(name.rsplit(".", 1)[-1], "") for name in bad)
     advice = ", ".join(f"{step} (now {getattr(algorithm, step):g})" for step in steps if step in known)
-    text = f"round {int(state.round)}: {' and '.join(bad)} became NaN or infinite: try a smaller {advice or 'step size'}, or check that the losses are finite."
+    text = (
+        f"round {int(state.round)}: {' and '.join(bad)} became NaN or infinite: "
+        f"try a smaller {advice or 'step size'}, or check that the losses are finite."
+    )
     return Diverged(text, int(state.round), tuple(bad))

@@ -19,11 +19,11 @@ BatchSize = int | None | Mapping[str, int | None]
 
 
 class Shards(NamedTuple):
-    """The rows of all clients one after the other: client m has ``count[m]`` rows from ``start[m]`` on."""
+    """The rows of all clients one after the other: client m has ``rows[m]`` rows from ``start[m]`` on."""
 
     arrays: Tree
     start: jax.Array
-    count: jax.Array
+    rows: jax.Array
 
 
 class Data(NamedTuple):
@@ -42,19 +42,25 @@ class Layout(NamedTuple):
     ragged: tuple[bool, bool]
     batch_sizes: tuple[int | None, int | None]
 
-    def client(self, problem: Problem, data: Data, id: jax.Array | int, weight: jax.Array, tally: Tally | None = None) -> Client:
+    def client(
+        self, problem: Problem, data: Data, id: jax.Array | int, weight: jax.Array, tally: Tally | None = None
+    ) -> Client:
         """Client number ``id`` (an array in a compiled program)."""
         train, val = (
-            Rows(shards.arrays, shards.start[id], shards.count[id], longest, ragged)
+            Rows(shards.arrays, shards.start[id], shards.rows[id], longest, ragged)
             for shards, longest, ragged in zip((data.train, data.val), self.longest, self.ragged, strict=True)
         )
         return Client(problem, train, val, weight, self.batch_sizes, tally)
 
 
 class Reference(NamedTuple):
-    """A run to compare with: an algorithm from a given x (in the user's structure)."""
+    """A run to compare with: an algorithm from a given x (in the user's structure).
+
+    Its results are called METRIC_label; title is what people read.
+    """
 
     label: str
+    title: str
     algorithm: Algorithm
     x: Tree
 
@@ -65,16 +71,18 @@ class Task:
 
     Args:
         problem: the losses and what is known about x and y.
-        clients: for every client ``{"train": arrays, "val": arrays}``, pytrees of arrays with a leading axis of rows. The lower loss
-            sees batches of "train", the upper loss batches of "val".
+        clients: for every client ``{"train": arrays, "val": arrays}``, pytrees of arrays with a leading axis of
+            rows. The lower loss sees batches of "train", the upper loss batches of "val".
         weights: w_m: None is 1/M each, "size" is proportional to the number of training rows, or one number per client.
-        batch_size: rows per batch, drawn with replacement; None is all rows, exactly; ``{"train": 64, "val": None}`` sets them apart.
+        batch_size: rows per batch, drawn with replacement; None is all rows, exactly; ``{"train": 64, "val": None}``
+            sets them apart.
         metrics: ``metrics(x, y) -> {name: number}`` on the current solution, in the user's structure.
         name, options: how the task was made, for the records.
         references: runs to compare with.
         files: ``files(x, y, folder)`` writes what a user of this task wants to keep.
         headline: the metrics of the summary table, as {name: heading}.
-        suggested: hyper-parameters that suit this task better than an algorithm's defaults; the command line uses them where none are given.
+        suggested: hyper-parameters that suit this task better than an algorithm's defaults; the command line uses
+            them where none are given.
     """
 
     problem: Problem
@@ -100,29 +108,40 @@ class Task:
             raise FedbilevelError(f"batch_size must be at least 1 (or None for all rows), but is {self.batch_size}.")
         weights = self.normalised_weights
         if weights.shape != (len(self.clients),) or not np.all(np.isfinite(weights)) or np.any(weights < 0):
-            raise FedbilevelError(f"weights must be {len(self.clients)} numbers that are not negative and not all zero, one per client.")
+            raise FedbilevelError(
+                f"weights must be {len(self.clients)} numbers that are not negative and not all zero, one per client."
+            )
         self._check_losses()
 
     def _check_rows(self, split: str) -> None:
         first: Any = None
         for number, client in enumerate(self.clients):
             if split not in client:
-                raise FedbilevelError(f"client {number} has no '{split}' data: give every client {{'train': arrays, 'val': arrays}}.")
+                raise FedbilevelError(
+                    f"client {number} has no '{split}' data: give every client {{'train': arrays, 'val': arrays}}."
+                )
             leaves, structure = jax.tree.flatten(client[split])
             if not leaves or any(np.ndim(leaf) == 0 for leaf in leaves):
                 raise FedbilevelError(f"client {number}: '{split}' must hold arrays with a leading axis of rows.")
             lengths = {len(leaf) for leaf in leaves}
             if len(lengths) > 1:
-                raise FedbilevelError(f"client {number}: the '{split}' arrays differ in their number of rows: {sorted(lengths)}.")
+                raise FedbilevelError(
+                    f"client {number}: the '{split}' arrays differ in their number of rows: {sorted(lengths)}."
+                )
             if lengths == {0}:
                 raise FedbilevelError(f"client {number} has no '{split}' rows: leave this client out or give it data.")
             kind = (structure, [np.shape(leaf)[1:] for leaf in leaves])
             first = kind if first is None else first
             if kind != first:
-                raise FedbilevelError(f"client {number}: the '{split}' arrays have the row shapes {kind[1]}, but those of client 0 have {first[1]}.")
+                raise FedbilevelError(
+                    f"client {number}: the '{split}' arrays have the row shapes {kind[1]}, "
+                    f"but those of client 0 have {first[1]}."
+                )
 
     def _check_losses(self) -> None:
-        """One evaluation on shapes finds wrong shapes; one with numbers, where needed, that a loss is a mean over rows."""
+        """One evaluation on shapes finds wrong shapes; one with numbers, where needed, that a loss is a mean over
+        rows.
+        """
         layout, problem = self.layout, self.problem
         key = jax.random.key(0)
         rows = [jax.tree.map(lambda a: np.asarray(a)[:3], self.clients[0][split]) for split in SPLITS]
@@ -136,13 +155,17 @@ class Task:
                 raise
             except Exception as error:
                 reason = str(error).strip().splitlines()[0]
-                raise FedbilevelError(f"{level}(x, y, batch) fails on the first rows of client 0: {type(error).__name__}: {reason}") from error
+                raise FedbilevelError(
+                    f"{level}(x, y, batch) fails on the first rows of client 0: {type(error).__name__}: {reason}"
+                ) from error
             if value.shape != ():
-                raise FedbilevelError(f"{level}(x, y, batch) must return one number, but returned an array of shape {value.shape}.")
+                raise FedbilevelError(
+                    f"{level}(x, y, batch) must return one number, but returned an array of shape {value.shape}."
+                )
             if size is None and ragged and not self._is_mean(loss, batch):
                 raise FedbilevelError(
-                    f"{level}(x, y, batch) is not a mean over the rows of its batch, which batch_size=None needs when clients differ in size: "
-                    "use a mean, or give a batch_size."
+                    f"{level}(x, y, batch) is not a mean over the rows of its batch, which batch_size=None needs when "
+                    "clients differ in size: use a mean, or give a batch_size."
                 )
 
     def _is_mean(self, loss: Callable[..., jax.Array], batch: Tree) -> bool:
@@ -173,7 +196,9 @@ class Task:
     def layout(self) -> Layout:
         """The static part of the data."""
         counts = [self._counts(split) for split in SPLITS]
-        sizes = [self.batch_size[split] if isinstance(self.batch_size, Mapping) else self.batch_size for split in SPLITS]
+        sizes = [
+            self.batch_size[split] if isinstance(self.batch_size, Mapping) else self.batch_size for split in SPLITS
+        ]
         return Layout(
             clients=len(self.clients),
             longest=(max(counts[0]), max(counts[1])),
@@ -187,7 +212,9 @@ class Task:
 
         def shards(split: str) -> Shards:
             counts = np.array(self._counts(split), np.int32)
-            arrays = jax.tree.map(lambda *parts: jnp.asarray(np.concatenate(parts)), *(client[split] for client in self.clients))
+            arrays = jax.tree.map(
+                lambda *parts: jnp.asarray(np.concatenate(parts)), *(client[split] for client in self.clients)
+            )
             return Shards(arrays, jnp.asarray(np.cumsum(counts) - counts), jnp.asarray(counts))
 
         return Data(shards("train"), shards("val"), jnp.asarray(self.normalised_weights))

@@ -121,7 +121,7 @@ def norm(v: Vector) -> jax.Array:
 
 def _combine(operation: Callable[[Any, Any], Any], a: T, b: T) -> T:
     """Combine two states (nested NamedTuples) vector by vector. What is no vector follows the same operation."""
-    leaf = lambda value: not isinstance(value, tuple | list | dict)  # noqa: E731
+    leaf = lambda value: not isinstance(value, tuple | list | dict)
     return jax.tree.map(operation, a, b, is_leaf=leaf)
 
 

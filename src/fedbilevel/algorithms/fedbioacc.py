@@ -41,7 +41,8 @@ class FedBiOAcc(Algorithm):
         z_{t+1} = P( z_t - (eta, gamma, tau) alpha_t d_t )                        averaged if t mod I = 0 (exchange A)
         d_{t+1} = D(z_{t+1}; B) + (1 - c alpha_t^2) (d_t - D(z_t; B))             averaged if t mod I = 0 (exchange B)
 
-    The same batches B serve both points. On averaging steps z_{t+1} is the average while z_t is the client's own point, so the two exchanges cannot be merged.
+    The same batches B serve both points. On averaging steps z_{t+1} is the average while z_t is the client's own
+    point, so the two exchanges cannot be merged.
 
     =========  ==============   =====================
     paper      name             meaning
@@ -58,11 +59,15 @@ class FedBiOAcc(Algorithm):
     b_1 / b    first_batch      the first momenta are computed on batches this many times larger
     =========  ==============   =====================
 
-    Two exchanges per round: 2 (p + 2d) floats down and up with full participation (a client that missed the last round needs
-    the point again: p + 2d more down); I (4 Gf, 2 Gg, 2 J, 2 H) per client. Assumes g strongly convex in y, bounded heterogeneity and 0 <= c alpha_t^2 <= 1.
-    Follows the paper; the first momenta are each client's own until the first average, so ``init`` makes the first I steps (one round of its own).
-    With exact oracles and c = 0 the limit is exact for every I; c > 0 leaves a drift of order c alpha^2.
-    Partial participation is empirical in the paper (Figure 2). Where the problem has constraints, every local step is projected.
+    Two exchanges per round: 2 (p + 2d) floats down and up with full participation (a client that missed the last
+        round needs
+    the point again: p + 2d more down); I (4 Gf, 2 Gg, 2 J, 2 H) per client. Assumes g strongly convex in y, bounded
+        heterogeneity and 0 <= c alpha_t^2 <= 1.
+    Follows the paper; the first momenta are each client's own until the first average, so ``init`` makes the first I
+    steps (one round of its own). With exact oracles and c = 0 the limit is exact for every I; c > 0 leaves a drift of
+    order c alpha^2.
+    Partial participation is empirical in the paper (Figure 2). Where the problem has constraints, every local step
+    is projected.
     """
 
     lr_upper: float = parameter(20.0, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
@@ -83,7 +88,9 @@ class FedBiOAcc(Algorithm):
         for name in ("c_upper", "c_lower", "c_adjoint"):
             worst = getattr(self, name) * self.rate.largest() ** 2
             if worst > 1:
-                raise FedbilevelError(f"FedBiOAcc: {name} * rate^2 must stay at most 1, but is {worst:.3g} at t = 1: lower {name} or rate.")
+                raise FedbilevelError(
+                    f"FedBiOAcc: {name} * rate^2 must be at most 1, but is {worst:.3g} at t = 1: lower {name} or rate."
+                )
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> Server:
         z, t = Point(x, y, u=0 * y), jnp.asarray(1)

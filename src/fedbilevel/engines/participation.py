@@ -12,11 +12,15 @@ from fedbilevel.errors import FedbilevelError
 
 
 class Cohort(NamedTuple):
-    """The clients of a round: their numbers, and which of these entries are really taken (None: all of them). A compiled
-    round has a fixed number of entries."""
+    """The clients of a round: their numbers, and which of these entries are really taken (None: all of them). A
+    compiled round has a fixed number of entries."""
 
     ids: jax.Array
     active: jax.Array | None = None
+
+    def some(self, entries: jax.Array) -> "Cohort":
+        """These entries only."""
+        return Cohort(self.ids[entries], None if self.active is None else self.active[entries])
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,9 @@ class Uniform:
 
     def check(self, clients: int) -> None:
         if not 1 <= self.size <= clients:
-            raise FedbilevelError(f"sample: cannot draw {self.size} of {clients} clients: give a number from 1 to {clients}.")
+            raise FedbilevelError(
+                f"sample: cannot draw {self.size} of {clients} clients: give a number from 1 to {clients}."
+            )
 
     def draw(self, key: Key, clients: int) -> Cohort:
         """Robert Floyd's algorithm: the cost depends on the sample, not on the number of clients."""
@@ -55,8 +61,8 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Independent:
-    """Every client takes part with this probability, independently. A round in which nobody would take part gets one client, drawn uniformly
-    (so that, given its size, the cohort is uniform)."""
+    """Every client takes part with this probability, independently. A round in which nobody would take part gets one
+    client, drawn uniformly (so that, given its size, the cohort is uniform)."""
 
     probability: float
 
@@ -68,7 +74,8 @@ class Independent:
         who, alone = jax.random.split(key)
         active = jax.random.uniform(who, (clients,)) < self.probability
         active = jnp.where(active.any(), active, jnp.arange(clients) == jax.random.randint(alone, (), 0, clients))
-        # Seven standard deviations of room: a larger cohort has probability below 1e-11 and would lose its last members.
+        # Seven standard deviations of room: a larger cohort has probability below 1e-11 and would lose its last
+        # members.
         expected = self.probability * clients
         room = min(clients, int(expected + 7 * (expected * (1 - self.probability)) ** 0.5) + 7)
         (ids,) = jnp.nonzero(active, size=room, fill_value=clients)
@@ -83,7 +90,9 @@ class Fixed:
 
     def check(self, clients: int) -> None:
         if not self.ids or len(set(self.ids)) < len(self.ids) or not all(0 <= i < clients for i in self.ids):
-            raise FedbilevelError(f"sample: a list of clients holds different numbers from 0 to {clients - 1}, not {list(self.ids)}.")
+            raise FedbilevelError(
+                f"sample: a list of clients holds different numbers from 0 to {clients - 1}, not {list(self.ids)}."
+            )
 
     def draw(self, key: Key, clients: int) -> Cohort:
         return Cohort(jnp.asarray(sorted(self.ids)))
@@ -98,7 +107,9 @@ def participation(sample: "int | Participation | list[int] | tuple[int, ...] | N
         case None:
             chosen: Participation = Everyone()
         case bool() | float() | str():
-            raise FedbilevelError(f"sample is a number of clients, Independent(probability) or a list of clients, not {sample!r}.")
+            raise FedbilevelError(
+                f"sample is a number of clients, Independent(probability) or a list of clients, not {sample!r}."
+            )
         case Everyone() | Uniform() | Independent() | Fixed():
             chosen = sample
         case list() | tuple():

@@ -1,8 +1,8 @@
 """What a round costs, found by tracing the algorithm on shapes: exchanges, floats, oracle calls. Nothing is run.
 
 A vector counts once per client: what a client was sent, it holds until the end of the round, and what it was sent last
-is held until the next one if the same clients take part (full participation). Blocks of a private x are never sent. Scalars that
-only steer (a time, a flag) are not counted as floats, but their bytes are.
+is held until the next one if the same clients take part (full participation). Blocks of a private x are never sent.
+Scalars that only steer (a time, a flag) are not counted as floats, but their bytes are.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedbilevel.core import Algorithm, Carry, Clients, Problem, Replies, Step, Tally
+from fedbilevel.core import Algorithm, Carry, Clients, Key, Problem, Replies, Step, Tally
 from fedbilevel.engines.participation import Everyone, Participation
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.task import Data, Layout, Task
@@ -32,7 +32,8 @@ class Program:
     def __post_init__(self) -> None:
         if self.algorithm.lower_level != self.problem.lower_level:
             raise FedbilevelError(
-                f"{type(self.algorithm).__name__} is for problems with a {self.algorithm.lower_level} lower level, but this one's is {self.problem.lower_level}."
+                f"{type(self.algorithm).__name__} is for problems with a {self.algorithm.lower_level} lower level, "
+                f"but this one's is {self.problem.lower_level}."
             )
 
     @property
@@ -62,12 +63,15 @@ class Exchange:
 
 
 class Plan(NamedTuple):
-    """The exchanges of ``init`` and of every later round, per participating client."""
+    """The exchanges of ``init`` and of every later round, per participating client; ``once`` are bytes down in the
+    first round only.
+    """
 
     p: int
     d: int
     start: tuple[Exchange, ...]
     round: tuple[Exchange, ...]
+    once: int = 0
 
     def total(self, quantity: Callable[[Exchange], int]) -> int:
         """A sum over the exchanges of a round (those repeated at random count once)."""
@@ -136,9 +140,23 @@ class _PlannedClients(Clients):
         self.memory, upload = step(client, self.memory, key, *set_owned(program, broadcast, False))
         down, bytes_down = self._size(broadcast, self.held)
         up, bytes_up = self._size(upload, {})
-        shapes = [jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), t) for t in (broadcast, upload)]
+        shapes = [
+            jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), t)
+            for t in (broadcast, upload)
+        ]
         self.exchanges.append(
-            Exchange(step.__name__, down, up, bytes_down, bytes_up, Counter(tally), self.times, self.sub, broadcast=shapes[0], upload=shapes[1])
+            Exchange(
+                step.__name__,
+                down,
+                up,
+                bytes_down,
+                bytes_up,
+                Counter(tally),
+                self.times,
+                self.sub,
+                broadcast=shapes[0],
+                upload=shapes[1],
+            )
         )
         return _PlannedReplies(set_owned(program, upload, True), self.cohort)
 
@@ -166,6 +184,9 @@ class _PlannedClients(Clients):
     def weighted(self, weights: jax.Array) -> "Clients":
         return self
 
+    def next_key(self) -> Key:
+        return jax.random.key(0)
+
     def repeat(self, times: int | jax.Array, body: Callable[[Clients, Carry], Carry], carry: Carry) -> Carry:
         before = self.times
         self.times = None if before is None or not isinstance(times, int) else before * times
@@ -190,11 +211,12 @@ def trace(program: Program, data: Data) -> Plan:
 
         at_start = clients(program.first_participation, {})
         server = program.algorithm.init(at_start, set_owned(program, x, True), y)
-        in_round = at_start
-        for _ in range(2):  # the second round is like all later ones
-            in_round = clients(program.participation, in_round.held)
-            server = program.algorithm.round(in_round, server)
-        found.append(Plan(x.size, y.size, tuple(at_start.exchanges), tuple(in_round.exchanges)))
+        first = clients(program.participation, at_start.held)
+        server = program.algorithm.round(first, server)
+        later = clients(program.participation, first.held)  # the second round is like all later ones
+        program.algorithm.round(later, server)
+        once = sum(e.bytes_down for e in first.exchanges) - sum(e.bytes_down for e in later.exchanges)
+        found.append(Plan(x.size, y.size, tuple(at_start.exchanges), tuple(later.exchanges), once))
 
     jax.eval_shape(dry_run, data)
     return found[0]
@@ -211,6 +233,10 @@ def plan(task: Task, algorithm: Algorithm, participation: Participation | None =
     return trace(Program(task.problem, algorithm, task.layout, participation or Everyone()), task.data)
 
 
-def as_shared(task: Task) -> Task:
-    """The same task in the accounting where x is sent: for plans only."""
-    return replace(task, problem=replace(task.problem, private_x=False), references=())
+def shared_accounting(task: Task, algorithm: Algorithm) -> tuple[int, int]:
+    """Floats down and up per round if all blocks of a private x were sent to and from everybody, as papers count."""
+    private = plan(task, algorithm)
+    problem = replace(task.problem, private_x=False)
+    shared = trace(Program(problem, algorithm, task.layout, Everyone()), task.data)
+    sent = len(task.clients)  # every vector of x has one block per client
+    return private.down + sent * (shared.down - private.down), private.up + sent * (shared.up - private.up)

@@ -1,13 +1,16 @@
 """The simulator: clients are rows of arrays, and a whole round, and many rounds in a row, is one compiled program.
 
-Clients are visited one after the other with a running sum (``lax.scan``), which is fastest and needs the least memory on a CPU, or all at
-once (``vmap``), which suits a GPU. Only the cohort of a round is touched: its rows of the clients' memories and of a private x are taken out
-at the start of the round and put back at its end, so that a round costs the same among a hundred clients and among ten thousand.
+Clients are visited one after the other with a running sum (``lax.scan``), which is fastest and needs the least
+memory on a CPU, or all at once (``vmap``), which suits a GPU. Only the cohort of a round is touched: its rows of the
+clients' memories and of a
+private x are taken out at the start of the round and put back at its end, so that a round costs the same among a
+hundred clients and among
+ten thousand.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -16,7 +19,7 @@ from jax import lax
 
 from fedbilevel.core import Algorithm, Carry, Clients, Key, Replies, Step
 from fedbilevel.engines.participation import Cohort, Everyone, Participation
-from fedbilevel.engines.plan import Plan, Program, set_owned, split_vectors, trace
+from fedbilevel.engines.plan import Program, set_owned, split_vectors, trace
 from fedbilevel.task import Data, Task
 from fedbilevel.vectors import Vector, is_vector
 
@@ -24,7 +27,9 @@ Batching = Literal["auto", "scan", "vmap"]
 
 
 class State(NamedTuple):
-    """All of a run: give it back to go on. ``served`` counts client calls for every exchange of the plan, ``calls`` exchanges."""
+    """All of a run: give it back to go on. ``served`` counts client calls for every exchange of the plan, ``calls``
+    exchanges.
+    """
 
     key: Key
     server: Any
@@ -56,7 +61,9 @@ class _Replies(Replies):
 
 @dataclass
 class _Round:
-    """What changes while the program of one round is traced: memories of the cohort, and the counts of the plan's exchanges."""
+    """What changes while the program of one round is traced: memories of the cohort, and the counts of the plan's
+    exchanges.
+    """
 
     memory: Any
     served: jax.Array
@@ -68,32 +75,39 @@ class _Clients(Clients):
     """The cohort of a round, or some of it (``entries``)."""
 
     def __init__(
-        self, program: SimulationProgram, data: Data, weights: jax.Array, key: Key, cohort: Cohort, round: _Round, entries: jax.Array | None = None
+        self,
+        program: SimulationProgram,
+        data: Data,
+        weights: jax.Array,
+        key: Key,
+        cohort: Cohort,
+        round: _Round,
+        entries: jax.Array | None = None,
     ) -> None:
         self.program, self.data, self.weights, self.key = program, data, weights, key
         self.whole_cohort, self.round, self.entries = cohort, round, entries
-        self.cohort = cohort if entries is None else Cohort(*(None if a is None else a[entries] for a in cohort))
+        self.cohort = cohort if entries is None else cohort.some(entries)
         self.own_memory: Any = None  # of a sub-cohort that forgets at the end of the round
         self.keys_taken = 0
 
-    def _next_key(self) -> Key:
+    def next_key(self) -> Key:
         self.keys_taken += 1
         return jax.random.fold_in(self.key, self.keys_taken - 1)
 
     def run(self, step: Step, *broadcast: Any) -> Replies:
-        program, key, (ids, active) = self.program, self._next_key(), self.cohort
-        self._count(len(ids) if active is None else active.sum())
+        program, key, (ids, active) = self.program, self.next_key(), self.cohort
+        self._count(len(ids) if active is None else active.sum(dtype=jnp.int32))
         parts, structure = split_vectors(set_owned(program, broadcast, False))
         private = [program.private(part) for part in parts]
         blocks = self._of_cohort([part for part, mine in zip(parts, private, strict=True) if mine])
-        weights = self.weights[ids] if active is None else jnp.where(active, self.weights[ids], 0)
-        weights = weights / weights.sum()
+        shares = self.weights[ids] if active is None else jnp.where(active, self.weights[ids], 0)
+        shares = shares / shares.sum()
         upload_structure: list[Any] = []
 
-        def visit(id: jax.Array, weight: jax.Array, memory: Any, blocks: list[Any]) -> tuple[Any, list[Any], list[Any]]:
+        def visit(id: jax.Array, memory: Any, blocks: list[Any]) -> tuple[Any, list[Any], list[Any]]:
             own = iter(blocks)
             received = [next(own) if mine else part for part, mine in zip(parts, private, strict=True)]
-            client = program.layout.client(program.problem, self.data, id, weight)
+            client = program.layout.client(program.problem, self.data, id, self.data.weights[id])
             memory, upload = step(client, memory, jax.random.fold_in(key, id), *jax.tree.unflatten(structure, received))
             sent, up = split_vectors(upload)
             upload_structure[:] = [up]
@@ -101,7 +115,7 @@ class _Clients(Clients):
             return memory, kept, [None if program.private(part) else part for part in sent]
 
         loop = _scan if program.batching == "scan" else _vmap
-        memory, kept, mean, stacked = loop(visit, (ids, weights, self._memory(), blocks), active, weights)
+        memory, kept, mean, stacked = loop(visit, (ids, self._memory(), blocks), active, shares)
         self._remember(memory)
 
         def whole(sent: list[Any]) -> Any:
@@ -147,18 +161,18 @@ class _Clients(Clients):
 
     def sample(self, size: int) -> "Clients":
         ids, active = self.cohort
-        luck = jax.random.uniform(self._next_key(), (len(ids),))
+        luck = jax.random.uniform(self.next_key(), (len(ids),))
         entries = lax.top_k(luck if active is None else jnp.where(active, luck, -1), size)[1]
         entries = entries if self.entries is None else self.entries[entries]
-        return _Clients(self.program, self.data, self.weights, self._next_key(), self.whole_cohort, self.round, entries)
+        return _Clients(self.program, self.data, self.weights, self.next_key(), self.whole_cohort, self.round, entries)
 
     def weighted(self, weights: jax.Array) -> "Clients":
-        same = _Clients(self.program, self.data, weights, self._next_key(), self.whole_cohort, self.round, self.entries)
+        same = _Clients(self.program, self.data, weights, self.next_key(), self.whole_cohort, self.round, self.entries)
         same.own_memory = self.own_memory
         return same
 
     def repeat(self, times: int | jax.Array, body: Callable[[Clients, Carry], Carry], carry: Carry) -> Carry:
-        round, first, loop_key = self.round, self.round.exchange, self._next_key()
+        round, first, loop_key = self.round, self.round.exchange, self.next_key()
         outside = self.key, self.keys_taken
 
         def iteration(i: jax.Array, state: Any) -> Any:
@@ -177,35 +191,35 @@ def _column(mask: jax.Array, like: jax.Array) -> jax.Array:
     return mask.reshape(-1, *(1,) * (like.ndim - 1))
 
 
-def _scan(visit: Callable[..., Any], each: Any, active: jax.Array | None, weights: jax.Array) -> Any:
+def _scan(visit: Callable[..., Any], each: Any, active: jax.Array | None, shares: jax.Array) -> Any:
     """One client after the other, with a running weighted sum; entries of the cohort that are not taken are skipped."""
     shapes = jax.eval_shape(visit, *jax.tree.map(lambda a: a[0], each))
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
     def body(total: Any, entry: Any) -> tuple[Any, Any]:
-        inputs, active, weight = entry
+        inputs, active, share = entry
         if active is None:
             memory, kept, sent = visit(*inputs)
         else:
-            remembers = jax.tree.structure(inputs[2]) == jax.tree.structure(shapes[0])
-            skipped = (inputs[2] if remembers else zeros[0], zeros[1], zeros[2])
+            remembers = jax.tree.structure(inputs[1]) == jax.tree.structure(shapes[0])
+            skipped = (inputs[1] if remembers else zeros[0], zeros[1], zeros[2])
             memory, kept, sent = lax.cond(active, lambda: visit(*inputs), lambda: skipped)
-        total = jax.tree.map(lambda t, u: t + weight.astype(t.dtype) * u, total, sent)
+        total = jax.tree.map(lambda t, u: t + share.astype(t.dtype) * u, total, sent)
         return total, (memory, kept, sent)
 
     nothing = jax.tree.map(lambda z: z if jnp.issubdtype(z.dtype, jnp.floating) else z.astype(float), zeros[2])
-    mean, (memory, kept, stacked) = lax.scan(body, nothing, (each, active, weights))
+    mean, (memory, kept, stacked) = lax.scan(body, nothing, (each, active, shares))
     return memory, kept, mean, stacked
 
 
-def _vmap(visit: Callable[..., Any], each: Any, active: jax.Array | None, weights: jax.Array) -> Any:
+def _vmap(visit: Callable[..., Any], each: Any, active: jax.Array | None, shares: jax.Array) -> Any:
     """All clients at once."""
     memory, kept, stacked = jax.vmap(visit)(*each)
     if active is not None:
         stacked = jax.tree.map(lambda a: jnp.where(_column(active, a), a, 0), stacked)
-        if jax.tree.structure(memory) == jax.tree.structure(each[2]):
-            memory = jax.tree.map(lambda old, new: jnp.where(_column(active, new), new, old), each[2], memory)
-    mean = jax.tree.map(lambda a: jnp.tensordot(weights.astype(jnp.result_type(a.dtype, jnp.bfloat16)), a, 1), stacked)
+        if jax.tree.structure(memory) == jax.tree.structure(each[1]):
+            memory = jax.tree.map(lambda old, new: jnp.where(_column(active, new), new, old), each[1], memory)
+    mean = jax.tree.map(lambda a: jnp.tensordot(shares.astype(jnp.result_type(a.dtype, jnp.bfloat16)), a, 1), stacked)
     return memory, kept, mean, stacked
 
 
@@ -219,7 +233,7 @@ def _put_back(tree: Any, ids: jax.Array, rows: Any) -> Any:
 
 def _each_owned(function: Callable[..., Any], server: Any, *others: Any) -> Any:
     """Apply a function to the private vectors of a server state."""
-    change = lambda v, *o: function(v, *o) if is_vector(v) and v.owned else (o[0] if o else v)  # noqa: E731
+    change = lambda v, *o: function(v, *o) if is_vector(v) and v.owned else (o[0] if o else v)
     return jax.tree.map(change, server, *others, is_leaf=is_vector)
 
 
@@ -275,6 +289,38 @@ def _advance(program: SimulationProgram, first_exchange: int, data: Data, state:
     return lax.while_loop(lambda s: (s.round < last) & s.finite, one_round, state)
 
 
+class _Watched(_Clients):
+    """Clients that also keep the spread of their first uploads."""
+
+    spread: dict[str, jax.Array] | None = None
+
+    def run(self, step: Step, *broadcast: Any) -> Replies:
+        replies = super().run(step, *broadcast)
+        if self.spread is None:
+            weights = self.weights[self.cohort.ids]
+            weights = weights if self.cohort.active is None else jnp.where(self.cohort.active, weights, 0)
+            mean, (parts, _) = replies.mean(), jax.tree_util.tree_flatten_with_path(replies.stack(), is_leaf=is_vector)
+            self.spread = {}
+            for (path, each), middle in zip(parts, split_vectors(mean)[0], strict=True):
+                if is_vector(each) and not each.owned:
+                    squares = jax.tree.map(
+                        lambda a, b: jnp.sum((a - b) ** 2, axis=tuple(range(1, a.ndim))), each.tree, middle.tree
+                    )
+                    name = jax.tree_util.keystr(path, simple=True, separator=".") or each.space
+                    self.spread[name] = jnp.sum(weights / weights.sum() * sum(jax.tree.leaves(squares)))
+        return replies
+
+
+@partial(jax.jit, static_argnames=("program", "first_exchange"))
+def _spread(program: SimulationProgram, first_exchange: int, data: Data, state: State) -> dict[str, jax.Array]:
+    draw, work = jax.random.split(jax.random.fold_in(jax.random.fold_in(state.key, 2), state.round))
+    cohort = program.participation.draw(draw, program.layout.clients)
+    round = _Round(_rows(state.memory, cohort.ids), state.served, state.calls, first_exchange)
+    clients = _Watched(program, data, data.weights, work, cohort, round)
+    program.algorithm.round(clients, _each_owned(lambda v: _rows(v, cohort.ids), state.server))
+    return clients.spread or {}
+
+
 class Simulation:
     """Runs an algorithm on a task with simulated clients.
 
@@ -286,16 +332,14 @@ class Simulation:
     4.0
     """
 
-    def __init__(self, task: Task, algorithm: Algorithm, participation: Participation | None = None, batching: Batching = "auto") -> None:
+    def __init__(
+        self, task: Task, algorithm: Algorithm, participation: Participation | None = None, batching: Batching = "auto"
+    ) -> None:
         if batching == "auto":
             batching = "scan" if jax.default_backend() == "cpu" else "vmap"
         self.task = task
         self.program = SimulationProgram(task.problem, algorithm, task.layout, participation or Everyone(), batching)
-
-    @cached_property
-    def plan(self) -> Plan:
-        """What a round costs."""
-        return trace(self.program, self.task.data)
+        self.plan = trace(self.program, task.data)
 
     def start(self, seed: int, x: Any = None, y: Any = None) -> State:
         """The state before the first round; x and y replace what the problem's ``init`` gives."""
@@ -305,6 +349,10 @@ class Simulation:
     def advance(self, state: State, rounds: int) -> State:
         """So many rounds more, in one call; stops after a round whose result is not finite (``state.finite``)."""
         return _advance(self.program, len(self.plan.start), self.task.data, state, jnp.asarray(rounds))
+
+    def spread(self, state: State) -> dict[str, jax.Array]:
+        """The weighted mean squared distance of the clients' first uploads of the next round from their mean."""
+        return _spread(self.program, len(self.plan.start), self.task.data, state)
 
     def solution(self, state: State) -> tuple[Any, Any]:
         """The current x and y in the user's structure."""

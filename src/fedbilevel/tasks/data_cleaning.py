@@ -1,13 +1,17 @@
 """Federated data cleaning: find the wrongly labelled training samples of all clients, together.
 
-Every client has training samples, some with wrong labels, and a few clean validation samples. x holds one number per training sample, whose
-sigmoid is the weight of that sample; y is the model trained with these weights on everybody's samples; x is chosen so that y does best on everybody's
-validation samples::
+Every client has training samples, some with wrong labels, and a few clean validation samples. x holds one number per
+training sample, whose sigmoid is the weight of that sample; y is the model trained with these weights on everybody's
+samples; x is chosen
+so that y does best on everybody's validation samples::
 
-    min_x  1/M sum_m mean_n loss(y_x; val_mn)      y_x = argmin_y  1/M sum_m mean_n sigmoid(x_mn) loss(y; train_mn) + l2/2 |y|^2
+    min_x  1/M sum_m mean_n loss(y_x; val_mn)      y_x = argmin_y  1/M sum_m mean_n sigmoid(x_mn) loss(y; train_mn) +
+    l2/2 |y|^2
 
-Client m's validation samples all come from one class, so that no client can clean alone (Li, Huang, Huang: "Communication-Efficient Federated
-Bilevel Optimization with Global and Local Lower Level Problems", NeurIPS 2023, section 5.1). Client m's block of x concerns only its own samples: it is private and never sent.
+Client m's validation samples all come from one class, so that no client can clean alone (Li, Huang, Huang:
+"Communication-Efficient Federated Bilevel Optimization with Global and Local Lower Level Problems", NeurIPS 2023,
+section 5.1). Client m's block of x
+concerns only its own samples: it is private and never sent.
 """
 
 import csv
@@ -77,14 +81,15 @@ def data_cleaning(
         hidden: width of the hidden layer of the model; 0 is logistic regression.
         l2: weight decay.
         batch_size: training rows per batch (validation rows are always all used).
-        private: whether every client keeps its sample weights (False: all weights are sent to everybody, as the paper counts).
+        private: whether every client keeps its sample weights (False: all weights are sent to everybody, as the
+            paper counts).
         seed: of the split and of the corruption.
     """
     if data != "digits":
         raise UnknownName("data set for data-cleaning", data, ["digits"])
     if not 0 <= corruption < 1:
         raise FedbilevelError(f"data-cleaning: corruption is a share from 0 to below 1, not {corruption}.")
-    digits = load_digits()
+    digits: Any = load_digits()
     images, labels = (digits.data / 16).astype(np.float32), digits.target.astype(np.int32)
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(images))
@@ -92,15 +97,23 @@ def data_cleaning(
         raise FedbilevelError("data-cleaning: clients, validation and test must be at least 1, and test below 1797.")
     tested, rest = order[:test], order[test:]
     of_class = [list(rest[labels[rest] == k]) for k in range(CLASSES)]
-    val = [[of_class[m % CLASSES].pop() for _ in range(min(validation, len(of_class[m % CLASSES])))] for m in range(clients)]
+    val = [
+        [of_class[m % CLASSES].pop() for _ in range(min(validation, len(of_class[m % CLASSES])))]
+        for m in range(clients)
+    ]
     train = rng.permutation(np.concatenate(of_class))
     if min(map(len, val)) < validation or len(train) < clients:
-        raise FedbilevelError(f"data-cleaning: {len(images)} images are too few for {clients} clients with {validation} validation and {test} test images.")
+        raise FedbilevelError(
+            f"data-cleaning: {len(images)} images are too few for {clients} clients with {validation} validation "
+            f"images each and {test} test images."
+        )
 
     parts = np.array_split(train, clients)
     longest = len(parts[0])
     given, wrong = zip(*(corrupt(labels[part], corruption, rng) for part in parts), strict=True)
-    own = np.arange(longest) < np.array([[len(part)] for part in parts])  # which entries of the blocks belong to a sample
+    own = np.arange(longest) < np.array(
+        [[len(part)] for part in parts]
+    )  # which entries of the blocks belong to a sample
     truth = np.zeros(own.shape, bool)
     truth[own] = np.concatenate(wrong)
 
@@ -126,7 +139,9 @@ def data_cleaning(
         weights = 1 / (1 + np.exp(-np.asarray(x, float).reshape(own.shape)))
         with path.open("w", newline="") as file:
             table = csv.writer(file)
-            table.writerow(["client", "rank", "sample", "weight", "given_label", "model_says", "digits_index", "really_wrong"])
+            table.writerow(
+                ["client", "rank", "sample", "weight", "given_label", "model_says", "digits_index", "really_wrong"]
+            )
             for m, part in enumerate(parts):
                 says = np.asarray(predict(y, images[part]))
                 order = np.argsort(weights[m, : len(part)], kind="stable")
@@ -136,7 +151,8 @@ def data_cleaning(
                     table.writerow([m, rank, n, *row])
         return [path]
 
-    # Weight 1 for all, and for the samples with a right label only: sigmoid(20) is 1 and sigmoid(-20) is 0 to nine digits.
+    # Weight 1 for all, and for the samples with a right label only: sigmoid(20) is 1 and sigmoid(-20) is 0 to nine
+    # digits.
     shape = own.shape if private else own.size
     everything, clean = np.full(own.shape, 20.0), np.where(truth, -20.0, 20.0)
     return Task(
@@ -146,12 +162,20 @@ def data_cleaning(
         metrics=metrics,
         name="data-cleaning",
         options={
-            "data": data, "clients": clients, "corruption": corruption, "validation": validation, "test": test, "hidden": hidden,
-            "l2": l2, "batch_size": batch_size, "private": private, "seed": seed,
-        },  # fmt: skip
+            "data": data,
+            "clients": clients,
+            "corruption": corruption,
+            "validation": validation,
+            "test": test,
+            "hidden": hidden,
+            "l2": l2,
+            "batch_size": batch_size,
+            "private": private,
+            "seed": seed,
+        },
         references=[
-            Reference("noisy", FedAvg(), everything.reshape(shape)),
-            Reference("clean", FedAvg(), clean.reshape(shape)),
+            Reference("noisy", "FedAvg on the noisy labels", FedAvg(), everything.reshape(shape)),
+            Reference("clean", "FedAvg on the clean labels only", FedAvg(), clean.reshape(shape)),
         ],
         files=files,
         headline={"accuracy": "test accuracy", "auc": "AUC of the weights"},

@@ -26,12 +26,12 @@ LowerLevel = Literal["global", "local"]
 
 
 def _lower(x: Any, y: Any, batch: Any) -> jax.Array:
-    each = lambda r: 0.5 * y @ r["A"] @ y - y @ (r["B"] @ x + r["b"])  # noqa: E731
+    each = lambda r: 0.5 * y @ r["A"] @ y - y @ (r["B"] @ x + r["b"])
     return jnp.mean(jax.vmap(each)(batch))
 
 
 def _upper(x: Any, y: Any, batch: Any) -> jax.Array:
-    each = lambda r: 0.5 * (y - r["s"]) @ r["P"] @ (y - r["s"]) + 0.5 * (x - r["t"]) @ r["R"] @ (x - r["t"])  # noqa: E731
+    each = lambda r: 0.5 * (y - r["s"]) @ r["P"] @ (y - r["s"]) + 0.5 * (x - r["t"]) @ r["R"] @ (x - r["t"])
     return jnp.mean(jax.vmap(each)(batch))
 
 
@@ -83,10 +83,20 @@ class Quadratic:
 
     @classmethod
     def scalar(cls) -> "Quadratic":
-        """T2: two clients, x and y numbers. The solution is 4; the mean of local hypergradients leads to 2, the local lower level to 0.5."""
-        column = lambda *values: np.array(values, float).reshape(2, 1)  # noqa: E731
-        matrix = lambda *values: np.array(values, float).reshape(2, 1, 1)  # noqa: E731
-        return cls(A=matrix(1, 3), B=matrix(2, 0), b=column(0, 0), P=matrix(1, 1), s=column(1, 3), R=matrix(0, 0), t=column(0, 0))
+        """T2: two clients, x and y numbers. The solution is 4; the mean of local hypergradients leads to 2, the
+        local lower level to 0.5.
+        """
+        column = lambda *values: np.array(values, float).reshape(2, 1)
+        matrix = lambda *values: np.array(values, float).reshape(2, 1, 1)
+        return cls(
+            A=matrix(1, 3),
+            B=matrix(2, 0),
+            b=column(0, 0),
+            P=matrix(1, 1),
+            s=column(1, 3),
+            R=matrix(0, 0),
+            t=column(0, 0),
+        )
 
     def local(self) -> "Quadratic":
         """T4: the same data with a local lower level."""
@@ -129,7 +139,10 @@ class Quadratic:
     def task(self, batch_size: int | None = None, **options: Any) -> Task:
         """The task, one row of matrices per client."""
         clients = [
-            {"train": {k: getattr(self, k)[m : m + 1] for k in ("A", "B", "b")}, "val": {k: getattr(self, k)[m : m + 1] for k in ("P", "s", "R", "t")}}
+            {
+                "train": {k: getattr(self, k)[m : m + 1] for k in ("A", "B", "b")},
+                "val": {k: getattr(self, k)[m : m + 1] for k in ("P", "s", "R", "t")},
+            }
             for m in range(len(self.A))
         ]
         x_star = self.solution()
@@ -143,17 +156,21 @@ class Quadratic:
             }
 
         return Task(
-            _problem(self.B.shape[-1], self.B.shape[-2], self.lower_level), clients, self.weights, batch_size, metrics, name="quadratic", options=options,
-            headline={"error": "|x - x*|", "hypergradient": "|grad h|", "lower_gap": "|y - y*(x)|"},
+            _problem(self.B.shape[-1], self.B.shape[-2], self.lower_level), clients, self.weights, batch_size,
+            metrics, name="quadratic", options=options, headline={"error": "|x - x*|", "hypergradient": "|grad h|",
+            "lower_gap": "|y - y*(x)|"},
             suggested={"lr_upper": 0.1, "lr_lower": 0.2, "lr_adjoint": 0.2, "local_steps": 1},
         )  # fmt: skip
 
 
-def quadratic(variant: str = "T1", clients: int = 5, p: int = 4, d: int = 6, heterogeneity: float = 1.0, seed: int = 0) -> Task:
+def quadratic(
+    variant: str = "T1", clients: int = 5, p: int = 4, d: int = 6, heterogeneity: float = 1.0, seed: int = 0
+) -> Task:
     """A quadratic problem with known solution.
 
     Args:
-        variant: T1 random heterogeneous clients, T2 the scalar example of bias, T3 identical clients, T4 is T1 with a local lower level.
+        variant: T1 random heterogeneous clients, T2 the scalar example of bias, T3 identical clients, T4 is T1 with
+            a local lower level.
         clients: number of clients (not for T2).
         p: dimension of x (not for T2).
         d: dimension of y (not for T2).

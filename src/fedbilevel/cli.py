@@ -1,0 +1,190 @@
+"""The command line. It only reads arguments and shows results."""
+
+import inspect
+import json
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from fedbilevel import experiment as experiments
+from fedbilevel import report
+from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.engines.participation import participation
+from fedbilevel.engines.plan import Plan, plan, shared_accounting
+from fedbilevel.errors import FedbilevelError
+from fedbilevel.tasks import TASKS
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Federated bilevel optimization."
+)
+console = Console()
+
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Any field of the algorithm or option of the task; may be repeated."
+    ),
+]
+Sample = Annotated[
+    str | None, typer.Option(help="Clients per round (10), probability (0.5) or list (0,3,5); default: everyone.")
+]
+
+
+def _settings(pairs: list[str] | None, clients: int | None) -> dict[str, str]:
+    settings = {} if clients is None else {"clients": str(clients)}
+    for pair in pairs or []:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise FedbilevelError(f"--set needs KEY=VALUE, for instance --set lr_upper=0.5, not '{pair}'.")
+        settings[key.strip()] = value.strip()
+    return settings
+
+
+@app.command()
+def run(
+    task: Annotated[str, typer.Argument(help="Name of a task, see 'fedbilevel tasks'.")],
+    algorithm: Annotated[str, typer.Option(help="Name of an algorithm, see 'fedbilevel algorithms'.")] = "fedbioacc",
+    rounds: Annotated[int, typer.Option(help="Number of rounds.")] = 200,
+    clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
+    sample: Sample = None,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    set_: Set = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results; default: a new one in runs/.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object as the last line, and no progress bar.")
+    ] = False,
+) -> None:
+    """Run an algorithm on a task and write a folder with everything that came out."""
+    experiment = experiments.Experiment(task, algorithm, rounds, seed, sample, _settings(set_, clients))
+    try:
+        if as_json:
+            finished = experiments.run(experiment, out)
+            report.curves(finished)
+            print(json.dumps(finished.summary))
+        else:
+            _run_and_show(experiment, out)
+    except KeyboardInterrupt as interrupt:
+        print(f"fedbilevel: interrupted. {' '.join(getattr(interrupt, '__notes__', []))}", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+def _run_and_show(experiment: experiments.Experiment, out: Path | None) -> None:
+    columns = (
+        TextColumn("{task.description:<10}"),
+        BarColumn(),
+        TextColumn("round {task.completed}/{task.total}"),
+        TextColumn("{task.fields[seen]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as bars:
+        shown: dict[str, Any] = {}
+
+        def progress(label: str, row: dict[str, Any] | None) -> None:
+            if row is None:
+                shown[label] = bars.add_task(label, total=experiment.rounds, seen="compiling ...")
+                return
+            seen = "  ".join(f"{name} {row[name]:.3g}" for name in ("accuracy", "auc", "error") if name in row)
+            bars.update(shown[label], completed=row["round"], seen=seen)
+
+        finished = experiments.run(experiment, out, progress)
+    report.curves(finished)
+    console.print(report.table(finished))
+    files = ", ".join(sorted(path.name for path in finished.folder.iterdir()))
+    console.print(f"Results in [bold]{finished.folder}[/bold]: {files}", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def algorithms() -> None:
+    """List the algorithms and their hyper-parameters."""
+    table = Table("algorithm", "what it does", "hyper-parameters (defaults)")
+    for name, kind in ALGORITHMS.items():
+        table.add_row(name, _first_line(kind), ", ".join(f"{f.name}={f.default}" for f in fields(kind)))
+    console.print(table)
+
+
+@app.command()
+def tasks() -> None:
+    """List the tasks and their options."""
+    table = Table("task", "what it is", "options (defaults)")
+    for name, make in TASKS.items():
+        table.add_row(
+            name,
+            _first_line(make),
+            ", ".join(f"{k}={p.default}" for k, p in inspect.signature(make).parameters.items()),
+        )
+    console.print(table)
+
+
+def _first_line(documented: Any) -> str:
+    return (inspect.getdoc(documented) or "").splitlines()[0]
+
+
+@app.command("plan")
+def show_plan(
+    algorithm: Annotated[str, typer.Argument(help="Name of an algorithm.")],
+    task: Annotated[str, typer.Option(help="Name of a task.")] = "data-cleaning",
+    clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
+    sample: Sample = None,
+    set_: Set = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """What a round costs each client, found by tracing: exchanges, floats, oracle calls. Nothing is run."""
+    experiment = experiments.Experiment(task, algorithm, sample=sample, settings=_settings(set_, clients))
+    made, chosen = experiment.build()
+    cost = plan(made, chosen, participation(experiment.participation(), len(made.clients)))
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "exchanges": cost.exchanges,
+                    "down": cost.down,
+                    "up": cost.up,
+                    "p": cost.p,
+                    "d": cost.d,
+                    **cost.oracles,
+                }
+            )
+        )
+        return
+    shared = shared_accounting(made, chosen) if made.problem.private_x else None
+    _show_plan(cost, shared, f"{type(chosen).__name__} on {task}, per participating client and round")
+
+
+def _show_plan(cost: Plan, shared: tuple[int, int] | None, title: str) -> None:
+    oracles = ("Gf", "Gg", "J", "H")
+    table = Table("exchange", *(("floats down", "floats up")), *oracles, title=title, title_justify="left")
+    for e in cost.round:
+        name = e.method if e.times == 1 else f"{e.method} x {e.times or 'random'}"
+        table.add_row(name, f"{e.down:,}", f"{e.up:,}", *(str(e.oracles[o]) for o in oracles))
+    table.add_section()
+    table.add_row(
+        f"{cost.exchanges} exchange(s)", f"{cost.down:,}", f"{cost.up:,}", *(str(cost.oracles[o]) for o in oracles)
+    )
+    console.print(table)
+    console.print(
+        f"p = {cost.p:,} (upper variable{', one block' if shared else ''}), d = {cost.d:,} (lower variable)",
+        highlight=False,
+    )
+    if shared is not None:
+        console.print(
+            f"x is private, none of it is sent; if all blocks were: {shared[0]:,} floats down, {shared[1]:,} up.",
+            highlight=False,
+        )
+    console.print(
+        "Gf, Gg: gradients of the upper and lower loss; J: cross products; H: Hessian products.", highlight=False
+    )
+
+
+def main() -> None:
+    """Run the command line; what the user can mend is one sentence and exit code 2."""
+    try:
+        app()
+    except FedbilevelError as error:
+        print(f"fedbilevel: {' '.join([str(error), *getattr(error, '__notes__', [])])}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,440 @@
+"""Server and clients in one process that share nothing but serialized messages.
+
+The same algorithm files as in the simulator, executed as a real federation would: a client holds its own data and
+    memory, looks up the
+method by its name in its own copy of the algorithm, and answers with named arrays. A failure is an answer, too. What
+a client has been sent it holds until the end of the round, so that nothing is sent twice; blocks of a private x stay
+where they are, and the server
+handles them by name only.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedbilevel.core import Algorithm, Carry, Clients, Key, Replies, Step
+from fedbilevel.engines.messages import decode, encode, named_leaves, rebuild
+from fedbilevel.engines.participation import Everyone, Participation
+from fedbilevel.engines.plan import Exchange, Program, split_vectors, trace
+from fedbilevel.errors import FedbilevelError
+from fedbilevel.task import Data, Task
+from fedbilevel.vectors import Scalar, Vector
+
+
+class Blocks:
+    """A private vector as the server knows it: a linear combination of named blocks that every client holds for
+    itself.
+    """
+
+    def __init__(self, terms: Mapping[str, float]) -> None:
+        self.terms = dict(terms)
+
+    def __add__(self, other: "Blocks") -> "Blocks":
+        return Blocks(
+            {name: self.terms.get(name, 0.0) + other.terms.get(name, 0.0) for name in {**self.terms, **other.terms}}
+        )
+
+    def __mul__(self, scale: Scalar) -> "Blocks":
+        return Blocks({name: factor * float(scale) for name, factor in self.terms.items()})
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> "Blocks":
+        return self * -1.0
+
+    def __sub__(self, other: "Blocks") -> "Blocks":
+        return self + -other
+
+    def __truediv__(self, scale: Scalar) -> "Blocks":
+        return self * (1 / scale)
+
+
+class Failure(NamedTuple):
+    """A client that did not answer an exchange, and why."""
+
+    round: int
+    method: str
+    client: int
+    reason: str
+
+
+@partial(jax.jit, static_argnames=("program", "method"))
+def _call(
+    program: Program, method: str, data: Data, id: jax.Array, key: Key, memory: Any, broadcast: Any
+) -> tuple[Any, Any]:
+    client = program.layout.client(program.problem, data, 0, data.weights[0])
+    return getattr(program.algorithm, method)(client, memory, jax.random.fold_in(key, id), *broadcast)
+
+
+class Party:
+    """One client: its data, its memory, its blocks of a private x. Its only door is :meth:`handle`."""
+
+    def __init__(self, task: Task, algorithm: Algorithm, id: int, weight: float) -> None:
+        self.id = id
+        self.program = Program(task.problem, algorithm, task.layout, Everyone())
+        self.data = task.data._replace(weights=jnp.asarray([weight]))
+        self.plan = trace(self.program, self.data)
+        self.memory: dict[str, Any] = {}  # by scope: a sub-cohort of one exchange may have a memory of its own
+        self.blocks: dict[str, Any] = {}
+        self.held: dict[str, np.ndarray] = {}
+
+    def handle(self, message: bytes) -> bytes:
+        """Answer a message; whatever goes wrong is an answer with the reason."""
+        try:
+            header, arrays = decode(message)
+            actions = {"join": self._join, "run": self._run, "commit": self._commit, "reveal": self._reveal}
+            if header["action"] not in actions:
+                raise FedbilevelError(f"there is no action '{header['action']}'.")
+            return encode({}, actions[header["action"]](header, arrays))
+        except Exception as error:  # a client must answer, whatever its code or data do
+            return encode({"error": f"{type(error).__name__}: {error}"}, {})
+
+    def _join(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+        """Set up the own block and memory: nothing of them is ever sent."""
+        x, y = self.program.problem.start(jax.random.wrap_key_data(jnp.asarray(arrays["key"])))
+        x = (
+            Vector(rebuild(x.tree, {k[2:]: v for k, v in arrays.items() if k.startswith("x.")}), "x")
+            if header["given_x"]
+            else x
+        )
+        y = (
+            Vector(rebuild(y.tree, {k[2:]: v for k, v in arrays.items() if k.startswith("y.")}), "y")
+            if header["given_y"]
+            else y
+        )
+        self.memory = {"run": self.program.algorithm.memory(x, y)}
+        self.blocks = {"start": x.tree}
+        return {}
+
+    def _run(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+        exchange = (*self.plan.start, *self.plan.round)[header["exchange"]]
+        if exchange.method != header["method"]:
+            raise FedbilevelError(
+                f"exchange {header['exchange']} is '{exchange.method}' here, but '{header['method']}' was asked for."
+            )
+        self.held.update({header["serials"][name]: array for name, array in arrays.items() if name != "key"})
+        received = {name: self.held[serial] for name, serial in header["serials"].items()}
+        broadcast = self._with_blocks(exchange.broadcast, received, header["blocks"])
+        scope = "run" if self.program.algorithm.remembers == "run" else header["scope"]
+        key = jax.random.wrap_key_data(jnp.asarray(arrays["key"]))
+        memory, upload = _call(
+            self.program, exchange.method, self.data, jnp.asarray(self.id), key, self.memory.get(scope), broadcast
+        )
+        parts, structure = split_vectors(upload)
+        for number, part in enumerate(parts):
+            if self.program.private(part):
+                self.blocks[f"{header['slot']}.{number}"] = part.tree
+        self.memory[scope] = memory
+        return named_leaves(jax.tree.unflatten(structure, [None if self.program.private(p) else p for p in parts]))
+
+    def _with_blocks(self, shapes: Any, received: dict[str, np.ndarray], blocks: dict[str, dict[str, float]]) -> Any:
+        """The broadcast, with the own blocks where the server has names only."""
+        parts, structure = split_vectors(shapes)
+        private = [self.program.private(part) for part in parts]
+        public = jax.tree.unflatten(
+            structure, [None if mine else part for part, mine in zip(parts, private, strict=True)]
+        )
+        rebuilt = iter(split_vectors(rebuild(public, received))[0])
+        own = [Vector(self._combine(blocks[str(n)]), "x") if mine else next(rebuilt) for n, mine in enumerate(private)]
+        return jax.tree.unflatten(structure, own)
+
+    def _combine(self, terms: dict[str, float]) -> Any:
+        """The value of a combination; blocks from exchanges that this client was not asked in, or failed in, are 0."""
+        zero = jax.tree.map(jnp.zeros_like, next(iter(self.blocks.values())))
+        for name, factor in terms.items():
+            if name in self.blocks:
+                zero = jax.tree.map(
+                    lambda total, a, factor=factor: total + jnp.asarray(factor, a.dtype) * a, zero, self.blocks[name]
+                )
+        return zero
+
+    def _commit(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+        """The end of a round: keep what the server's state refers to, forget the rest."""
+        self.blocks = {name: self._combine(terms) for name, terms in header["blocks"].items()}
+        self.held = {serial: self.held[serial] for serial in header["held"] if serial in self.held}
+        self.memory = {"run": self.memory.get("run")}
+        return {}
+
+    def _reveal(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+        """Blocks and memory, for whoever runs all parties in one process and wants to see the result."""
+        blocks = {name: self._combine(terms) for name, terms in header["blocks"].items()}
+        return named_leaves({"blocks": blocks, "memory": self.memory.get("run")})
+
+
+class State(NamedTuple):
+    """The server's side of a run; memories and blocks are with the clients."""
+
+    key: Key
+    server: Any
+    round: int
+    finite: bool
+    served: np.ndarray
+    calls: np.ndarray
+
+
+class _Replies(Replies):
+    def __init__(
+        self, program: Program, exchange: Exchange, slot: str, uploads: dict[int, Any], weights: np.ndarray
+    ) -> None:
+        self._program, self._exchange, self._slot, self._uploads, self._weights = (
+            program,
+            exchange,
+            slot,
+            uploads,
+            weights,
+        )
+
+    def _whole(self, shared: Any) -> Any:
+        parts, structure = split_vectors(self._exchange.upload)
+        own = iter(split_vectors(shared)[0])
+        return jax.tree.unflatten(
+            structure,
+            [
+                Blocks({f"{self._slot}.{n}": 1.0}) if self._program.private(p) else next(own)
+                for n, p in enumerate(parts)
+            ],
+        )
+
+    def mean(self) -> Any:
+        total = sum(self._weights[m] for m in self._uploads)
+        result = None
+        for m, upload in self._uploads.items():
+            share = jax.tree.map(
+                lambda a, w=self._weights[m] / total: jnp.asarray(w, jnp.result_type(a, jnp.bfloat16)) * a, upload
+            )
+            result = share if result is None else jax.tree.map(jnp.add, result, share)
+        return self._whole(result)
+
+    def stack(self) -> Any:
+        return self._whole(jax.tree.map(lambda *each: jnp.stack(each), *self._uploads.values()))
+
+
+class _Scope:
+    """What the views of one round share: counts, and numbers for exchanges and sub-cohorts."""
+
+    def __init__(self, round: int, exchange: int, served: np.ndarray, calls: np.ndarray) -> None:
+        self.round, self.exchange = round, exchange
+        self.served, self.calls = served.copy(), calls.copy()
+        self.sent, self.scopes = 0, 0
+
+
+class _Clients(Clients):
+    """The cohort of a round as the server sees it: addresses."""
+
+    def __init__(
+        self, engine: "Local", key: Key, ids: list[int], weights: np.ndarray, scope: _Scope, memory_scope: str = "round"
+    ) -> None:
+        self.engine, self.key, self.ids, self.weights, self.scope = engine, key, ids, weights, scope
+        self.memory_scope, self.keys_taken = memory_scope, 0
+
+    def next_key(self) -> Key:
+        self.keys_taken += 1
+        return jax.random.fold_in(self.key, self.keys_taken - 1)
+
+    def run(self, step: Step, *broadcast: Any) -> Replies:
+        engine, scope = self.engine, self.scope
+        number = scope.exchange
+        exchange = (*engine.plan.start, *engine.plan.round)[number]
+        slot = f"{scope.round}.{scope.sent}"
+        header = {
+            "action": "run",
+            "method": step.__name__,
+            "exchange": number,
+            "slot": slot,
+            "scope": self.memory_scope,
+        }
+        uploads = engine.exchange(header, exchange, broadcast, self.next_key(), self.ids, scope.round)
+        scope.served[number] += len(self.ids)
+        scope.calls[number] += 1
+        scope.exchange += 1
+        scope.sent += 1
+        return _Replies(engine.program, exchange, slot, uploads, self.weights)
+
+    def sample(self, size: int) -> "Clients":
+        luck = jax.random.uniform(self.next_key(), (len(self.ids),))
+        chosen = [self.ids[int(i)] for i in jax.lax.top_k(luck, size)[1]]
+        self.scope.scopes += 1
+        return _Clients(
+            self.engine, self.next_key(), chosen, self.weights, self.scope, f"sub-cohort {self.scope.scopes}"
+        )
+
+    def weighted(self, weights: jax.Array) -> "Clients":
+        return _Clients(self.engine, self.next_key(), self.ids, np.asarray(weights), self.scope, self.memory_scope)
+
+    def repeat(self, times: int | jax.Array, body: Callable[[Clients, Carry], Carry], carry: Carry) -> Carry:
+        first, loop_key = self.scope.exchange, self.next_key()
+        outside = self.key, self.keys_taken
+        for i in range(int(times)):
+            self.scope.exchange, self.key, self.keys_taken = first, jax.random.fold_in(loop_key, i), 0
+            carry = body(self, carry)
+        self.key, self.keys_taken = outside
+        return carry
+
+
+class Local:
+    """Runs an algorithm on a task by messages; the same numbers as
+    :class:`~fedbilevel.engines.simulation.Simulation`.
+    """
+
+    def __init__(self, task: Task, algorithm: Algorithm, participation: Participation | None = None) -> None:
+        self.task = task
+        self.program = Program(task.problem, algorithm, task.layout, participation or Everyone())
+        self.plan = trace(self.program, task.data)
+        weights = task.normalised_weights
+        self.parties = [Party(task.only(m), algorithm, m, float(weights[m])) for m in range(len(task.clients))]
+        self.failures: list[Failure] = []
+        self.bytes_down = self.bytes_up = 0
+        self._serials: dict[
+            int, tuple[str, Any]
+        ] = {}  # arrays that clients may hold, kept so that their ids stay taken
+        self._numbers = itertools.count()
+        self._held: list[set[str]] = [set() for _ in self.parties]
+
+    def _send(
+        self, client: int, header: Mapping[str, Any], arrays: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        message = encode(header, arrays)
+        answer = self.parties[client].handle(message)
+        self.bytes_down, self.bytes_up = self.bytes_down + len(message), self.bytes_up + len(answer)
+        return decode(answer)
+
+    def _serial(self, leaf: Any) -> str:
+        if id(leaf) not in self._serials:
+            self._serials[id(leaf)] = (str(next(self._numbers)), leaf)
+        return self._serials[id(leaf)][0]
+
+    def exchange(
+        self, header: dict[str, Any], exchange: Exchange, broadcast: Any, key: Key, ids: list[int], round: int
+    ) -> dict[int, Any]:
+        """Send one message to each client, with what it does not hold yet, and gather the answers; failures are left
+        out and noted.
+        """
+        parts, structure = split_vectors(broadcast)
+        blocks = {str(n): part.terms for n, part in enumerate(parts) if isinstance(part, Blocks)}
+        arrays = named_leaves(jax.tree.unflatten(structure, [None if isinstance(p, Blocks) else p for p in parts]))
+        serials = {name: self._serial(leaf) for name, leaf in arrays.items()}
+        private = [self.program.private(part) for part in split_vectors(exchange.upload)[0]]
+        upload_parts, upload_structure = split_vectors(exchange.upload)
+        shapes = jax.tree.unflatten(
+            upload_structure, [None if mine else p for p, mine in zip(upload_parts, private, strict=True)]
+        )
+        header = {**header, "serials": serials, "blocks": blocks}
+        uploads: dict[int, Any] = {}
+        for client in ids:
+            new = {name: np.asarray(leaf) for name, leaf in arrays.items() if serials[name] not in self._held[client]}
+            self._held[client].update(serials.values())
+            answer, reply = self._send(client, header, {**new, "key": np.asarray(jax.random.key_data(key))})
+            try:
+                if "error" in answer:
+                    raise FedbilevelError(answer["error"])
+                uploads[client] = rebuild(shapes, reply)
+            except FedbilevelError as error:
+                self.failures.append(Failure(round, header["method"], client, str(error)))
+        if not uploads:
+            reason = self.failures[-1]
+            raise FedbilevelError(
+                f"round {round}: no client answered '{reason.method}'; client {reason.client} said: {reason.reason}"
+            )
+        return uploads
+
+    def start(self, seed: int, x: Any = None, y: Any = None) -> State:
+        """Every party joins; then the algorithm's ``init``."""
+        key, program = jax.random.key(seed), self.program
+        init_key = jax.random.fold_in(key, 0)
+        x0, y0 = program.problem.start(init_key)
+        private = program.problem.private_x
+        for m in range(len(self.parties)):
+            own = jax.tree.map(lambda a, m=m: a[m], x) if private else x
+            given = named_leaves({name: tree for name, tree in (("x", own), ("y", y)) if tree is not None})
+            header = {"action": "join", "given_x": x is not None, "given_y": y is not None}
+            answer, _ = self._send(
+                m,
+                header,
+                {**{k: np.asarray(v) for k, v in given.items()}, "key": np.asarray(jax.random.key_data(init_key))},
+            )
+            if "error" in answer:
+                raise FedbilevelError(f"client {m} could not join: {answer['error']}")
+        first_x: Any = Blocks({"start": 1.0}) if private else (x0 if x is None else Vector(x, "x"))
+        first_y = y0 if y is None else Vector(y, "y")
+        counts = np.zeros(len(self.plan.start) + len(self.plan.round), np.int64)
+        start_key = jax.random.fold_in(key, 1)
+        ids = self._ids(program.first_participation, start_key)
+        scope = _Scope(0, 0, counts, counts)
+        server = program.algorithm.init(
+            _Clients(self, start_key, ids, self.task.normalised_weights, scope), first_x, first_y
+        )
+        return self._commit(State(key, server, 0, True, scope.served, scope.calls), ids)
+
+    def _ids(self, participation: Participation, key: Key) -> list[int]:
+        ids, active = participation.draw(key, len(self.parties))
+        return [int(i) for i in (ids if active is None else ids[active])]
+
+    def _commit(self, state: State, ids: list[int]) -> State:
+        """End a round: give the private parts of the state their lasting names, and let clients forget the rest."""
+        parts, structure = split_vectors(state.server)
+        lasting = {f"state.{n}": part for n, part in enumerate(parts) if isinstance(part, Blocks)}
+        alive = {id(leaf) for part in parts if not isinstance(part, Blocks) for leaf in jax.tree.leaves(part)}
+        same_clients = isinstance(self.program.participation, Everyone)
+        self._serials = {k: v for k, v in self._serials.items() if k in alive and same_clients}
+        kept = {serial for serial, _ in self._serials.values()}
+        self._held = [held & kept for held in self._held]
+        header = {
+            "action": "commit",
+            "blocks": {name: part.terms for name, part in lasting.items()},
+            "held": sorted(kept),
+        }
+        for m in ids:
+            self._send(m, header, {})
+        renamed = [Blocks({f"state.{n}": 1.0}) if isinstance(part, Blocks) else part for n, part in enumerate(parts)]
+        finite = all(
+            bool(jnp.all(jnp.isfinite(leaf)))
+            for part in parts
+            if not isinstance(part, Blocks)
+            for leaf in jax.tree.leaves(part)
+        )
+        return state._replace(server=jax.tree.unflatten(structure, renamed), finite=finite)
+
+    def advance(self, state: State, rounds: int) -> State:
+        """So many rounds more; stops after a round whose result is not finite."""
+        for _ in range(rounds):
+            if not state.finite:
+                break
+            draw, work = jax.random.split(jax.random.fold_in(jax.random.fold_in(state.key, 2), state.round))
+            ids = self._ids(self.program.participation, draw)
+            scope = _Scope(state.round + 1, len(self.plan.start), state.served, state.calls)
+            server = self.program.algorithm.round(
+                _Clients(self, work, ids, self.task.normalised_weights, scope), state.server
+            )
+            state = self._commit(State(state.key, server, state.round + 1, True, scope.served, scope.calls), ids)
+        return state
+
+    def solution(self, state: State) -> tuple[Any, Any]:
+        """The current x and y in the user's structure; private blocks and local y are gathered from the clients of
+        this process.
+        """
+        remembers = self.program.algorithm.remembers == "run"
+        if not remembers and not any(isinstance(part, Blocks) for part in split_vectors(state.server)[0]):
+            x, y = self.program.algorithm.solution(state.server, None)
+            return x.tree, y.tree
+        parts, structure = split_vectors(state.server)
+        blocks = {str(n): part.terms for n, part in enumerate(parts) if isinstance(part, Blocks)}
+        answers = [self._send(m, {"action": "reveal", "blocks": blocks}, {})[1] for m in range(len(self.parties))]
+        stacked = {name: jnp.stack([answer[name] for answer in answers]) for name in answers[0]}
+        x0, y0 = jax.eval_shape(self.program.problem.start, state.key)
+        memory = jax.eval_shape(self.program.algorithm.memory, x0, y0) if remembers else None
+        shapes = jax.tree.map(
+            lambda s: jax.ShapeDtypeStruct((len(self.parties), *s.shape), s.dtype),
+            {"blocks": dict.fromkeys(blocks, x0.tree), "memory": memory},
+        )
+        seen = rebuild(shapes, stacked)
+        whole = [
+            Vector(seen["blocks"][str(n)], "x", owned=True) if isinstance(part, Blocks) else part
+            for n, part in enumerate(parts)
+        ]
+        x, y = self.program.algorithm.solution(jax.tree.unflatten(structure, whole), seen["memory"])
+        return x.tree, y.tree

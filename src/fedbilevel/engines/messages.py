@@ -1,0 +1,61 @@
+"""Messages between a server and its clients: a header of plain values and named arrays, in a format that cannot
+execute code.
+
+The bytes are a safetensors file; the header is JSON in its metadata.
+"""
+
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import safetensors.numpy
+
+from fedbilevel.errors import FedbilevelError
+
+
+def encode(header: Mapping[str, Any], arrays: Mapping[str, Any]) -> bytes:
+    """Put a header and named arrays into bytes."""
+    contiguous = {name: np.ascontiguousarray(array).reshape(np.shape(array)) for name, array in arrays.items()}
+    return safetensors.numpy.save(contiguous, metadata={"header": json.dumps(header)})
+
+
+def decode(message: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The header and the arrays of a message.
+
+    >>> decode(encode({"method": "descend"}, {"y": np.zeros(3)}))
+    ({'method': 'descend'}, {'y': array([0., 0., 0.])})
+    """
+    try:
+        arrays = safetensors.numpy.load(message)
+        (length,) = struct.unpack("<Q", message[:8])
+        header = json.loads(json.loads(message[8 : 8 + length])["__metadata__"]["header"])
+    except (safetensors.SafetensorError, ValueError, KeyError, struct.error) as error:
+        raise FedbilevelError(f"this is no message of fedbilevel: {error}.") from error
+    return header, arrays
+
+
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """The arrays of a tree by their path, for instance ``{"0.x.tree": ...}``."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): leaf
+        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
+    }
+
+
+def rebuild(shapes: Any, arrays: Mapping[str, Any]) -> Any:
+    """A tree of the given shapes from its arrays; refuses what does not fit."""
+    leaves = []
+    for name, shape in named_leaves(shapes).items():
+        if name not in arrays:
+            raise FedbilevelError(f"the message lacks the array '{name}'.")
+        array = arrays[name]
+        if tuple(np.shape(array)) != tuple(shape.shape) or array.dtype != shape.dtype:
+            raise FedbilevelError(
+                f"the array '{name}' is {array.dtype}{list(np.shape(array))}, "
+                f"but should be {shape.dtype}{list(shape.shape)}."
+            )
+        leaves.append(array)
+    return jax.tree.unflatten(jax.tree.structure(shapes), leaves)

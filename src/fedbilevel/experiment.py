@@ -1,0 +1,208 @@
+"""An experiment: a task, an algorithm and all their options by name; its run folder with everything that came out."""
+
+import dataclasses
+import inspect
+import json
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+import tomli_w
+
+from fedbilevel import schedules
+from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.core import Algorithm
+from fedbilevel.engines.messages import encode, named_leaves
+from fedbilevel.engines.participation import Independent, Participation, participation
+from fedbilevel.errors import Diverged, FedbilevelError, UnknownName
+from fedbilevel.solve import Result, Row, Stopped, solve
+from fedbilevel.task import Task
+from fedbilevel.tasks import TASKS
+
+
+class Progress(Protocol):
+    """Whoever wants to show how far a run is: called with None when it begins, then with every row of its history."""
+
+    def __call__(self, label: str, row: Row | None) -> None: ...
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that determines a run. ``settings`` reaches any option of the task or hyper-parameter of the
+    algorithm.
+    """
+
+    task: str
+    algorithm: str = "fedbioacc"
+    rounds: int = 200
+    seed: int = 0
+    sample: str | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    def build(self) -> tuple[Task, Algorithm]:
+        """Make the task and the algorithm; refuses unknown names and wrong types."""
+        if self.rounds < 1:
+            raise FedbilevelError(f"rounds must be at least 1, but is {self.rounds}.")
+        make, kind = TASKS[self.task], ALGORITHMS[self.algorithm]
+        options = {name: p.default for name, p in inspect.signature(make).parameters.items()}
+        hyper = {f.name: f.default for f in dataclasses.fields(kind)}
+        for_task: dict[str, Any] = {"seed": self.seed} if "seed" in options else {}
+        for_algorithm: dict[str, Any] = {}
+        for key, text in self.settings.items():
+            prefix, _, name = key.rpartition(".")
+            places = [
+                (p, known, chosen)
+                for p, known, chosen in (("task", options, for_task), ("algorithm", hyper, for_algorithm))
+                if prefix in ("", p)
+            ]
+            found = [(known, chosen) for _, known, chosen in places if name in known]
+            if not found:
+                raise UnknownName(f"setting of {self.task} or {self.algorithm}", key, [*options, *hyper])
+            if len(found) > 1:
+                raise FedbilevelError(
+                    f"'{name}' is an option of both {self.task} and {self.algorithm}: "
+                    f"write task.{name} or algorithm.{name}."
+                )
+            known, chosen = found[0]
+            chosen[name] = convert(key, text, known[name])
+        task = make(**for_task)
+        suggested = {name: value for name, value in task.suggested.items() if name in hyper}
+        return task, kind(**{**suggested, **for_algorithm})
+
+    def participation(self) -> int | Participation | list[int] | None:
+        """What ``sample`` means: "10" clients, a probability "0.5", or a list "0,3,5"."""
+        if self.sample is None:
+            return None
+        try:
+            if "," in self.sample:
+                return [int(part) for part in self.sample.split(",")]
+            return Independent(float(self.sample)) if "." in self.sample else int(self.sample)
+        except ValueError:
+            raise FedbilevelError(
+                f"sample '{self.sample}' is neither a number of clients, nor a probability such as 0.5, "
+                "nor a list such as 0,3,5."
+            ) from None
+
+
+def convert(name: str, text: str, default: Any) -> Any:
+    """Read a setting as what its default is."""
+    try:
+        if isinstance(default, bool):
+            return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text.lower()]
+        if isinstance(default, int):
+            return int(text)
+        if isinstance(default, float):
+            value = float(text)
+            if math.isnan(value):
+                raise ValueError
+            return value
+        if isinstance(default, schedules.Schedule):
+            return schedules.parse(text)
+    except (ValueError, KeyError):
+        kind = {bool: "true or false", int: "a whole number", float: "a number"}[type(default)]
+        raise FedbilevelError(f"{name} must be {kind}, not '{text}'.") from None
+    return text
+
+
+def _plain(value: Any) -> Any:
+    """A value as TOML knows it."""
+    return value if isinstance(value, bool | int | float | str) else repr(value)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run and its references; ``summary`` is what ``--json`` prints."""
+
+    folder: Path
+    task: Task
+    algorithm: Algorithm
+    result: Result
+    references: Mapping[str, Result]
+    summary: Mapping[str, Any]
+
+
+def run(experiment: Experiment, out: Path | None = None, progress: Progress | None = None) -> Finished:
+    """Run an experiment and its references and write the run folder. Whatever stops it, what there was is saved."""
+    began = time.perf_counter()
+    task, algorithm = experiment.build()
+    sample = participation(experiment.participation(), len(task.clients))
+    folder = _folder(experiment, out)
+    hyper = {f.name: _plain(getattr(algorithm, f.name)) for f in dataclasses.fields(algorithm)}
+    config = {
+        "fedbilevel": version("fedbilevel"),
+        "task": {"name": experiment.task, **{k: _plain(v) for k, v in task.options.items()}},
+        "algorithm": {"name": experiment.algorithm, **hyper},
+        "run": {"rounds": experiment.rounds, "seed": experiment.seed, "sample": experiment.sample or "everyone"},
+    }
+    (folder / "config.toml").write_text(tomli_w.dumps(config))
+
+    with (folder / "metrics.jsonl").open("w") as records:
+
+        def one(label: str, algorithm: Algorithm, x: Any = None) -> Result:
+            def on_row(row: Row) -> None:
+                records.write(json.dumps({"run": label, **row}) + "\n")
+                records.flush()
+                if progress is not None:
+                    progress(label, row)
+
+            if progress is not None:
+                progress(label, None)
+            return solve(task, algorithm, experiment.rounds, experiment.seed, sample, x=x, on_row=on_row)
+
+        try:
+            references = {r.label: one(r.label, r.algorithm, r.x) for r in task.references}
+            result = one(experiment.algorithm, algorithm)
+        except (Diverged, KeyboardInterrupt) as error:
+            stopped = error.__cause__
+            if isinstance(stopped, Stopped):
+                _save(stopped.result, folder)
+                error.add_note(f"The state of round {int(stopped.result.state.round)} is in {folder}.")
+            raise
+
+    _save(result, folder)
+    if task.files is not None:
+        task.files(result.x, result.y, folder)
+    summary = {**{k: v for k, v in result.metrics.items() if k != "round"}, "rounds": result.metrics["round"]}
+    for label, reference in references.items():
+        summary |= {f"{name}_{label}": reference.metrics[name] for name in task.headline if name in reference.metrics}
+    summary |= {
+        "seconds": time.perf_counter() - began,
+        "algorithm": experiment.algorithm,
+        "task": experiment.task,
+        "seed": experiment.seed,
+        "folder": str(folder),
+    }
+    return Finished(folder, task, algorithm, result, references, summary)
+
+
+def _folder(experiment: Experiment, out: Path | None) -> Path:
+    if out is None:
+        stem = f"{experiment.task}-{experiment.algorithm}-seed{experiment.seed}-{datetime.now():%Y%m%d-%H%M%S}"
+        names = (Path("runs") / (stem + suffix) for suffix in ["", *(f"-{n}" for n in range(2, 100))])
+        out = next(path for path in names if not path.exists())
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if any(out.iterdir()):
+            raise FedbilevelError(
+                f"the folder {out} is not empty: choose another one with --out, so that nothing is overwritten."
+            )
+    except OSError as error:
+        raise FedbilevelError(f"cannot write to {out}: {error.strerror}.") from error
+    return out
+
+
+def _save(result: Result, folder: Path) -> None:
+    """The final state, in a format that is safe to load: x, y, and all that the engine needs to go on."""
+    state = result.state._replace(key=jax.random.key_data(result.state.key))
+    arrays = {
+        name: np.asarray(leaf)
+        for name, leaf in named_leaves({"x": result.x, "y": result.y, "state": state._asdict()}).items()
+    }
+    (folder / "state.safetensors").write_bytes(encode({"round": int(result.state.round)}, arrays))
