@@ -72,6 +72,13 @@ class Problem:
             raise FedbilevelError(f"init(key) must return the pair (x, y): {error}.") from error
         return Vector(jax.tree.map(as_float, x), "x"), Vector(jax.tree.map(as_float, y), "y")
 
+    def nearest(self, v: Vector) -> Vector:
+        """The nearest feasible point of the space of v; blocks that the clients own are projected one by one."""
+        project = self.project_x if v.space == "x" else self.project_y
+        if project is None:
+            return v
+        return Vector((jax.vmap(project) if v.owned else project)(v.tree), v.space, v.owned)
+
 
 def as_float(value: Any) -> jax.Array:
     """An array of floats: whole numbers become floats, so that gradients exist."""
@@ -224,11 +231,11 @@ class Client:
 
     def project_x(self, x: Vector) -> Vector:
         """The nearest feasible x."""
-        return x if self.problem.project_x is None else Vector(self.problem.project_x(x.tree), "x")
+        return self.problem.nearest(x)
 
     def project_y(self, y: Vector) -> Vector:
         """The nearest feasible y."""
-        return y if self.problem.project_y is None else Vector(self.problem.project_y(y.tree), "y")
+        return self.problem.nearest(y)
 
     def repeat(self, times: int, body: Callable[[Carry, Key, Any], Carry], carry: Carry, key: Key) -> Carry:
         """Local steps: ``carry = body(carry, key_i, i)`` for i = 0 .. times-1, compiled as one loop."""
@@ -275,6 +282,14 @@ class Clients(ABC):
     @abstractmethod
     def weighted(self, weights: jax.Array) -> "Clients":
         """The same clients with other weights: one entry for each of *all* clients of the federation."""
+
+    @abstractmethod
+    def project_x(self, x: Vector) -> Vector:
+        """The nearest feasible x. Project averages, not only what is averaged: the mean of projections is biased."""
+
+    @abstractmethod
+    def project_y(self, y: Vector) -> Vector:
+        """The nearest feasible y."""
 
     @abstractmethod
     def next_key(self) -> Key:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedbilevel.core import Client, Key
+from fedbilevel.core import Client, Clients, Key
 from fedbilevel.vectors import Vector, dot
 
 
@@ -17,6 +17,11 @@ class Point(NamedTuple):
     x: Vector
     y: Vector
     u: Vector
+
+
+def feasible(where: Client | Clients, z: Point) -> Point:
+    """The point with x and y projected onto the problem's constraints, by a client or by the server."""
+    return Point(where.project_x(z.x), where.project_y(z.y), z.u)
 
 
 def directions(client: Client, z: Point, key: Key, shared_batch: bool) -> Point:

@@ -44,11 +44,12 @@ class FedAvg(Algorithm):
 
     def round(self, clients: Clients, server: Server) -> Server:
         x, y = server
-        return Server(x, y + clients.run(self.train, x, y).mean())
+        return Server(x, clients.project_y(y + clients.run(self.train, x, y).mean()))
 
     def train(self, client: Client, memory: None, key: Key, x: Vector, y: Vector) -> tuple[None, Vector]:
         def step(y: Vector, key: Key, _: Any) -> Vector:
-            return client.project_y(y - self.lr_lower * client.g.dy(x, y, key))
+            y = client.project_y(y)
+            return y - self.lr_lower * client.g.dy(x, y, key)
 
         return memory, client.repeat(self.local_steps, step, y, key) - y
 

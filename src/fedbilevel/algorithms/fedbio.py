@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
-from fedbilevel.hypergradient import Point, directions
+from fedbilevel.hypergradient import Point, directions, feasible
 from fedbilevel.vectors import Vector, add, project_ball, sub
 
 
@@ -52,14 +52,15 @@ class FedBiO(Algorithm):
         return Point(x, y, u=0 * y)
 
     def round(self, clients: Clients, server: Point) -> Point:
-        return add(server, clients.run(self.descend, server).mean())
+        return feasible(clients, add(server, clients.run(self.descend, server).mean()))
 
     def descend(self, client: Client, memory: None, key: Key, z: Point) -> tuple[None, Point]:
         def step(z: Point, key: Key, _: Any) -> Point:
+            z = feasible(client, z)
             nu, omega, q = directions(client, z, key, self.shared_batch)
             return Point(
-                x=client.project_x(z.x - self.lr_upper * nu),
-                y=client.project_y(z.y - self.lr_lower * omega),
+                x=z.x - self.lr_upper * nu,
+                y=z.y - self.lr_lower * omega,
                 u=project_ball(z.u - self.lr_adjoint * q, self.radius),
             )
 

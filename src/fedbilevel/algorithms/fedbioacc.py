@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.hypergradient import Point, directions
+from fedbilevel.hypergradient import Point, directions, feasible
 from fedbilevel.schedules import Schedule, constant
 from fedbilevel.vectors import Vector, add, project_ball, sub
 
@@ -94,11 +94,11 @@ class FedBiOAcc(Algorithm):
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> Server:
         z, t = Point(x, y, u=0 * y), jnp.asarray(1)
-        z = add(z, clients.run(self.start, z, t).mean())
+        z = feasible(clients, add(z, clients.run(self.start, z, t).mean()))
         return self.synchronise_momenta(clients, z, t)
 
     def round(self, clients: Clients, server: Server) -> Server:
-        z = add(server.z, clients.run(self.descend, *server).mean())  # exchange A
+        z = feasible(clients, add(server.z, clients.run(self.descend, *server).mean()))  # exchange A
         return self.synchronise_momenta(clients, z, server.t)
 
     def synchronise_momenta(self, clients: Clients, z: Point, t: jax.Array) -> Server:
@@ -115,21 +115,21 @@ class FedBiOAcc(Algorithm):
         """I - 1 local steps, then the half of the I-th that precedes exchange A."""
 
         def step(local: Local, key: Key, i: Any) -> Local:
-            z = self.move(client, local, t + i)
+            z = feasible(client, self.move(local, t + i))
             return Local(z, self.momenta(client, key, z, local, t + i))
 
         local = client.repeat(self.local_steps - 1, step, Local(z, d), key)
-        return local, sub(self.move(client, local, t + self.local_steps - 1), z)
+        return local, sub(self.move(local, t + self.local_steps - 1), z)
 
     def correct(self, client: Client, memory: Local, key: Key, z: Point, t: jax.Array) -> tuple[Local, Point]:
         """The other half: momenta at the averaged point."""
         return memory, self.momenta(client, key, z, memory, t + self.local_steps - 1)
 
-    def move(self, client: Client, local: Local, t: jax.Array) -> Point:
+    def move(self, local: Local, t: jax.Array) -> Point:
         (x, y, u), (nu, omega, q), alpha = local.z, local.d, self.rate(t)
         return Point(
-            x=client.project_x(x - self.lr_upper * alpha * nu),
-            y=client.project_y(y - self.lr_lower * alpha * omega),
+            x=x - self.lr_upper * alpha * nu,
+            y=y - self.lr_lower * alpha * omega,
             u=project_ball(u - self.lr_adjoint * alpha * q, self.radius),
         )
 

@@ -117,6 +117,7 @@ class Party:
             raise FedbilevelError(
                 f"exchange {header['exchange']} is '{exchange.method}' here, but '{header['method']}' was asked for."
             )
+        self._project(header["projections"])
         self.held.update({header["serials"][name]: array for name, array in arrays.items() if name != "key"})
         received = {name: self.held[serial] for name, serial in header["serials"].items()}
         broadcast = self._with_blocks(exchange.broadcast, received, header["blocks"])
@@ -143,6 +144,12 @@ class Party:
         own = [Vector(self._combine(blocks[str(n)]), "x") if mine else next(rebuilt) for n, mine in enumerate(private)]
         return jax.tree.unflatten(structure, own)
 
+    def _project(self, projections: dict[str, dict[str, float]]) -> None:
+        """Blocks that the server defined as the projection of others, in the order of their definition."""
+        for name, terms in projections.items():
+            if name not in self.blocks:
+                self.blocks[name] = self.program.problem.nearest(Vector(self._combine(terms), "x")).tree
+
     def _combine(self, terms: dict[str, float]) -> Any:
         """The value of a combination; blocks from exchanges that this client was not asked in, or failed in, are 0."""
         zero = jax.tree.map(jnp.zeros_like, next(iter(self.blocks.values())))
@@ -155,6 +162,7 @@ class Party:
 
     def _commit(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
         """The end of a round: keep what the server's state refers to, forget the rest."""
+        self._project(header["projections"])
         self.blocks = {name: self._combine(terms) for name, terms in header["blocks"].items()}
         self.held = {serial: self.held[serial] for serial in header["held"] if serial in self.held}
         self.memory = {"run": self.memory.get("run")}
@@ -221,6 +229,7 @@ class _Scope:
         self.round, self.exchange = round, exchange
         self.served, self.calls = served.copy(), calls.copy()
         self.sent, self.scopes = 0, 0
+        self.projections: dict[str, dict[str, float]] = {}
 
 
 class _Clients(Clients):
@@ -247,6 +256,7 @@ class _Clients(Clients):
             "exchange": number,
             "slot": slot,
             "scope": self.memory_scope,
+            "projections": scope.projections,
         }
         uploads = engine.exchange(header, exchange, broadcast, self.next_key(), self.ids, scope.round)
         scope.served[number] += len(self.ids)
@@ -265,6 +275,18 @@ class _Clients(Clients):
 
     def weighted(self, weights: jax.Array) -> "Clients":
         return _Clients(self.engine, self.next_key(), self.ids, np.asarray(weights), self.scope, self.memory_scope)
+
+    def project_x(self, x: Any) -> Any:
+        if not isinstance(x, Blocks):
+            return self.engine.program.problem.nearest(x)
+        if self.engine.program.problem.project_x is None:
+            return x
+        # The owners do it: with the next message they are told a name for the projection of these terms.
+        name = f"{self.scope.round}.projection {len(self.scope.projections)}"
+        self.scope.projections[name] = x.terms
+        return Blocks({name: 1.0})
+
+    project_y = project_x
 
     def repeat(self, times: int | jax.Array, body: Callable[[Clients, Carry], Carry], carry: Carry) -> Carry:
         first, loop_key = self.scope.exchange, self.next_key()
@@ -368,13 +390,13 @@ class Local:
         server = program.algorithm.init(
             _Clients(self, start_key, ids, self.task.normalised_weights, scope), first_x, first_y
         )
-        return self._commit(State(key, server, 0, True, scope.served, scope.calls), ids)
+        return self._commit(State(key, server, 0, True, scope.served, scope.calls), ids, scope.projections)
 
     def _ids(self, participation: Participation, key: Key) -> list[int]:
         ids, active = participation.draw(key, len(self.parties))
         return [int(i) for i in (ids if active is None else ids[active])]
 
-    def _commit(self, state: State, ids: list[int]) -> State:
+    def _commit(self, state: State, ids: list[int], projections: dict[str, dict[str, float]]) -> State:
         """End a round: give the private parts of the state their lasting names, and let clients forget the rest."""
         parts, structure = split_vectors(state.server)
         lasting = {f"state.{n}": part for n, part in enumerate(parts) if isinstance(part, Blocks)}
@@ -386,6 +408,7 @@ class Local:
         header = {
             "action": "commit",
             "blocks": {name: part.terms for name, part in lasting.items()},
+            "projections": projections,
             "held": sorted(kept),
         }
         for m in ids:
@@ -410,7 +433,8 @@ class Local:
             server = self.program.algorithm.round(
                 _Clients(self, work, ids, self.task.normalised_weights, scope), state.server
             )
-            state = self._commit(State(state.key, server, state.round + 1, True, scope.served, scope.calls), ids)
+            state = State(state.key, server, state.round + 1, True, scope.served, scope.calls)
+            state = self._commit(state, ids, scope.projections)
         return state
 
     def solution(self, state: State) -> tuple[Any, Any]:

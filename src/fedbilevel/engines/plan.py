@@ -184,6 +184,12 @@ class _PlannedClients(Clients):
     def weighted(self, weights: jax.Array) -> "Clients":
         return self
 
+    def project_x(self, x: Vector) -> Vector:
+        # There is no axis of clients here, so that a block is projected as its owner would.
+        return Vector(self.program.problem.nearest(Vector(x.tree, x.space)).tree, x.space, x.owned)
+
+    project_y = project_x
+
     def next_key(self) -> Key:
         return jax.random.key(0)
 

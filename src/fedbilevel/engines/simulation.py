@@ -171,6 +171,11 @@ class _Clients(Clients):
         same.own_memory = self.own_memory
         return same
 
+    def project_x(self, x: Vector) -> Vector:
+        return self.program.problem.nearest(x)
+
+    project_y = project_x
+
     def repeat(self, times: int | jax.Array, body: Callable[[Clients, Carry], Carry], carry: Carry) -> Carry:
         round, first, loop_key = self.round, self.round.exchange, self.next_key()
         outside = self.key, self.keys_taken

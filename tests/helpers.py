@@ -1,0 +1,101 @@
+"""What several tests need."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fedbilevel as fb
+from fedbilevel.core import Client, Clients, Key
+from fedbilevel.vectors import Vector, add, dot, norm
+
+
+def largest_difference(a: Any, b: Any) -> float:
+    """Over all arrays of two trees."""
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return max(float(np.max(np.abs(np.asarray(p) - np.asarray(q)), initial=0)) for p, q in pairs)
+
+
+def identical(a: Any, b: Any) -> bool:
+    """Bit for bit."""
+    return all(np.array_equal(p, q) for p, q in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+class Everything(NamedTuple):
+    x: Vector
+    y: Vector
+    losses: jax.Array
+
+
+class Visits(NamedTuple):
+    times: jax.Array
+    last: Vector
+
+
+@dataclass(frozen=True)
+class UsesEverything(fb.Algorithm):
+    """An algorithm that makes no sense but uses every word of the vocabulary: memory for the run, sub-cohorts, other
+    weights, loops of random length, stacked replies, the server's own randomness."""
+
+    remembers: ClassVar[Literal["nothing", "round", "run"]] = "run"
+
+    def memory(self, x: Vector, y: Vector) -> Visits:
+        return Visits(jnp.zeros((), int), 0 * y)
+
+    def init(self, clients: Clients, x: Vector, y: Vector) -> Everything:
+        return Everything(x, y, jnp.zeros(3))
+
+    def round(self, clients: Clients, server: Everything) -> Everything:
+        x, y, _ = server
+        few = clients.sample(3)
+        losses = few.run(self.loss, x, y).stack()
+        times = 1 + jax.random.randint(clients.next_key(), (), 0, 3)
+        y = clients.repeat(times, lambda c, y: add(y, c.run(self.descend, x, y).mean()), y)
+        y = few.repeat(2, lambda c, y: add(y, c.run(self.descend, x, y).mean()), y)
+        x = x - 0.1 * clients.weighted(jnp.arange(1.0, 6.0)).run(self.upper, x, y).mean()
+        return Everything(x, y, losses)
+
+    def loss(self, client: Client, memory: Visits, key: Key, x: Vector, y: Vector) -> tuple[Visits, jax.Array]:
+        return memory, client.f.value(x, y, key) + dot(memory.last, memory.last)
+
+    def descend(self, client: Client, memory: Visits, key: Key, x: Vector, y: Vector) -> tuple[Visits, Vector]:
+        step = -0.1 * client.g.dy(x, y, key) - 0.01 * jax.random.uniform(key) * memory.last
+        return Visits(memory.times + 1, step), step
+
+    def upper(self, client: Client, memory: Visits, key: Key, x: Vector, y: Vector) -> tuple[Visits, Vector]:
+        return memory, client.f.dx(x, y, key) / (1 + norm(memory.last) + client.weight)
+
+    def solution(self, server: Everything, memory: Visits) -> tuple[Vector, Vector]:
+        return server.x, memory.last
+
+
+@dataclass(frozen=True)
+class LocalHypergradients(fb.Algorithm):
+    """The tempting mistake: average hypergradients that every client computes with its own Hessian."""
+
+    lr: float = 0.2
+    terms: int = 60
+
+    def init(self, clients: Clients, x: Vector, y: Vector) -> Everything:
+        return Everything(x, y, jnp.zeros(()))
+
+    def round(self, clients: Clients, server: Everything) -> Everything:
+        step = clients.run(self.step, server.x, server.y).mean()
+        return Everything(server.x + step[0], server.y + step[1], server.losses)
+
+    def step(self, client: Client, memory: None, key: Key, x: Vector, y: Vector) -> tuple[None, tuple[Vector, Vector]]:
+        fx, v = client.f.gradients(x, y, key)
+
+        def term(carry: tuple[Vector, Vector], key: Key, _: Any) -> tuple[Vector, Vector]:
+            v, series = carry
+            v = v - 0.3 * client.g.dyy(x, y, v, key)
+            return v, series + v
+
+        _, series = client.repeat(self.terms, term, (v, v), key)  # Neumann series of the own Hessian
+        hyper = fx - client.g.dxy(x, y, 0.3 * series, key)
+        return memory, (-self.lr * hyper, -self.lr * client.g.dy(x, y, key))
+
+    def solution(self, server: Everything, memory: None) -> tuple[Vector, Vector]:
+        return server.x, server.y

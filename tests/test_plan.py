@@ -1,0 +1,58 @@
+"""Traced costs against the formulas of the papers."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedbilevel as fb
+from fedbilevel.engines.participation import Uniform
+from fedbilevel.engines.plan import shared_accounting
+from fedbilevel.tasks import Quadratic
+
+sizes = given(p=st.integers(1, 5), d=st.integers(1, 6), I=st.integers(1, 6))
+
+
+@sizes
+def test_fedbio(p: int, d: int, I: int) -> None:  # noqa: E741
+    cost = fb.plan(Quadratic.random(clients=2, p=p, d=d).task(), fb.FedBiO(local_steps=I))
+    assert (cost.p, cost.d) == (p, d)
+    assert (cost.exchanges, cost.down, cost.up) == (1, p + 2 * d, p + 2 * d)
+    assert cost.oracles == {"Gf": 2 * I, "Gg": I, "J": I, "H": I}
+
+
+@sizes
+def test_fedbioacc(p: int, d: int, I: int) -> None:  # noqa: E741
+    task = Quadratic.random(clients=2, p=p, d=d).task()
+    cost = fb.plan(task, fb.FedBiOAcc(local_steps=I))
+    assert (cost.exchanges, cost.down, cost.up) == (2, 2 * (p + 2 * d), 2 * (p + 2 * d))
+    assert cost.oracles == {"Gf": 4 * I, "Gg": 2 * I, "J": 2 * I, "H": 2 * I}
+    newcomers = fb.plan(task, fb.FedBiOAcc(local_steps=I), Uniform(1))
+    assert newcomers.down == 3 * (p + 2 * d)  # those who missed the last round need the point, too
+
+
+@sizes
+def test_fedavg(p: int, d: int, I: int) -> None:  # noqa: E741
+    cost = fb.plan(Quadratic.random(clients=2, p=p, d=d).task(), fb.FedAvg(local_steps=I))
+    assert (cost.exchanges, cost.down, cost.up) == (1, d, d)
+    assert cost.oracles == {"Gg": I}
+    assert cost.once == 8 * p  # x, in double precision
+
+
+@pytest.mark.parametrize("kind", [fb.FedBiO, fb.FedBiOAcc])
+def test_a_shared_batch_needs_one_gradient_of_the_upper_loss(kind: Any) -> None:
+    task = Quadratic.scalar().task()
+    apart, together = (fb.plan(task, kind(shared_batch=s)).oracles for s in (False, True))
+    assert together["Gf"] * 2 == apart["Gf"]
+    assert together["H"] == apart["H"]
+
+
+def test_both_accountings_of_a_private_upper_variable() -> None:
+    task = fb.tasks.data_cleaning(hidden=0, clients=4)
+    cost = fb.plan(task, fb.FedBiO())
+    d = 64 * 10 + 10
+    assert (cost.down, cost.up) == (2 * d, 2 * d)
+    assert shared_accounting(task, fb.FedBiO()) == (4 * cost.p + 2 * d, 4 * cost.p + 2 * d)
+    sent = fb.plan(fb.tasks.data_cleaning(hidden=0, clients=4, private=False), fb.FedBiO())
+    assert (sent.down, sent.up) == shared_accounting(task, fb.FedBiO())
