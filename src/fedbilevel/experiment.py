@@ -21,6 +21,7 @@ from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.core import Algorithm
 from fedbilevel.engines.messages import encode, named_leaves
 from fedbilevel.engines.participation import Independent, Participation, participation
+from fedbilevel.engines.plan import Program
 from fedbilevel.errors import Diverged, FedbilevelError, UnknownName
 from fedbilevel.solve import Result, Row, Stopped, solve
 from fedbilevel.task import Task
@@ -133,6 +134,7 @@ def run(experiment: Experiment, out: Path | None = None, progress: Progress | No
     began = time.perf_counter()
     task, algorithm = experiment.build()
     sample = participation(experiment.participation(), len(task.clients))
+    Program(task.problem, algorithm, task.layout, sample)  # refuses what does not fit before anything is written
     folder = _folder(experiment, out)
     hyper = {f.name: _plain(getattr(algorithm, f.name)) for f in dataclasses.fields(algorithm)}
     config = {

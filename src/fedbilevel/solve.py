@@ -119,15 +119,20 @@ def solve(
 
     state = runner.start(seed, *given)
     try:
-        if not np.all([np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(state.server)]):
+        if not bool(state.finite):
             raise _diverged(algorithm, state)
         evaluate(state)
+        at_once = 1  # rounds per call: a call cannot be interrupted, so it is kept to about half a second
         while int(state.round) < rounds:
-            new = runner.advance(state, min(every, rounds - int(state.round)))
+            due = min(rounds, (int(state.round) // every + 1) * every)
+            called = time.perf_counter()
+            new = jax.block_until_ready(runner.advance(state, min(at_once, due - int(state.round))))
             if not bool(new.finite):
                 raise _diverged(algorithm, new) from Stopped(f"stopped after round {int(state.round)}", result(state))
             state = new
-            evaluate(state)
+            if int(state.round) == due:
+                evaluate(state)
+            at_once = 2 * at_once if time.perf_counter() - called < 0.25 else max(1, at_once // 2)
     except KeyboardInterrupt as interrupt:
         raise interrupt from Stopped(f"interrupted after round {int(state.round)}", result(state))
     return result(state)
@@ -193,7 +198,7 @@ def _diverged(algorithm: Algorithm, state: Any) -> Diverged:
     parts, _ = jax.tree_util.tree_flatten_with_path(state.server, is_leaf=is_vector)
     bad = []
     for path, part in parts:
-        if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(part)):
+        if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(part) if hasattr(leaf, "dtype")):
             bad.append(jax.tree_util.keystr(path, simple=True, separator="."))
     known = {f.name for f in fields(algorithm)}
     steps = dict.fromkeys(STEP_OF.get(name.rsplit(".", 1)[-1], "") for name in bad)

@@ -106,11 +106,7 @@ class Task:
             raise FedbilevelError(f"batch_size needs the entries train and val, but has {sorted(self.batch_size)}.")
         if any(size is not None and size < 1 for size in self.layout.batch_sizes):
             raise FedbilevelError(f"batch_size must be at least 1 (or None for all rows), but is {self.batch_size}.")
-        weights = self.normalised_weights
-        if weights.shape != (len(self.clients),) or not np.all(np.isfinite(weights)) or np.any(weights < 0):
-            raise FedbilevelError(
-                f"weights must be {len(self.clients)} numbers that are not negative and not all zero, one per client."
-            )
+        _ = self.normalised_weights  # refuses bad ones
         self._check_losses()
 
     def _check_rows(self, split: str) -> None:
@@ -186,8 +182,15 @@ class Task:
             weights = np.array(self._counts("train"), float)
         else:
             weights = np.asarray(self.weights, float)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return weights / weights.sum()
+        if (
+            weights.shape != (len(self.clients),)
+            or not np.all(np.isfinite(weights) & (weights >= 0))
+            or not weights.any()
+        ):
+            raise FedbilevelError(
+                f"weights must be {len(self.clients)} numbers that are not negative and not all zero, one per client."
+            )
+        return weights / weights.sum()
 
     def _counts(self, split: str) -> list[int]:
         return [len(jax.tree.leaves(client[split])[0]) for client in self.clients]

@@ -1,0 +1,1 @@
+"""Engines: what executes an algorithm. All of them execute the same files."""

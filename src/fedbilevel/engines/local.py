@@ -97,16 +97,10 @@ class Party:
     def _join(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
         """Set up the own block and memory: nothing of them is ever sent."""
         x, y = self.program.problem.start(jax.random.wrap_key_data(jnp.asarray(arrays["key"])))
-        x = (
-            Vector(rebuild(x.tree, {k[2:]: v for k, v in arrays.items() if k.startswith("x.")}), "x")
-            if header["given_x"]
-            else x
-        )
-        y = (
-            Vector(rebuild(y.tree, {k[2:]: v for k, v in arrays.items() if k.startswith("y.")}), "y")
-            if header["given_y"]
-            else y
-        )
+        if header["given_x"]:
+            x = Vector(rebuild({"x": x.tree}, arrays)["x"], "x")
+        if header["given_y"]:
+            y = Vector(rebuild({"y": y.tree}, arrays)["y"], "y")
         self.memory = {"run": self.program.algorithm.memory(x, y)}
         self.blocks = {"start": x.tree}
         return {}
@@ -286,7 +280,8 @@ class _Clients(Clients):
         self.scope.projections[name] = x.terms
         return Blocks({name: 1.0})
 
-    project_y = project_x
+    def project_y(self, y: Vector) -> Vector:
+        return self.engine.program.problem.nearest(y)
 
     def repeat(self, times: int | jax.Array, body: Callable[[Clients, Carry], Carry], carry: Carry) -> Carry:
         first, loop_key = self.scope.exchange, self.next_key()

@@ -188,7 +188,8 @@ class _PlannedClients(Clients):
         # There is no axis of clients here, so that a block is projected as its owner would.
         return Vector(self.program.problem.nearest(Vector(x.tree, x.space)).tree, x.space, x.owned)
 
-    project_y = project_x
+    def project_y(self, y: Vector) -> Vector:
+        return self.program.problem.nearest(y)
 
     def next_key(self) -> Key:
         return jax.random.key(0)

@@ -174,7 +174,8 @@ class _Clients(Clients):
     def project_x(self, x: Vector) -> Vector:
         return self.program.problem.nearest(x)
 
-    project_y = project_x
+    def project_y(self, y: Vector) -> Vector:
+        return self.program.problem.nearest(y)
 
     def repeat(self, times: int | jax.Array, body: Callable[[Clients, Carry], Carry], carry: Carry) -> Carry:
         round, first, loop_key = self.round, self.round.exchange, self.next_key()
@@ -228,6 +229,10 @@ def _vmap(visit: Callable[..., Any], each: Any, active: jax.Array | None, shares
     return memory, kept, mean, stacked
 
 
+def _finite(server: Any) -> jax.Array:
+    return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(server)]))
+
+
 def _rows(tree: Any, ids: jax.Array) -> Any:
     return jax.tree.map(lambda a: a.at[ids].get(mode="clip"), tree)
 
@@ -267,7 +272,7 @@ def _start(program: SimulationProgram, exchanges: int, data: Data, key: Key, x: 
     server = algorithm.init(_Clients(program, data, data.weights, start_key, cohort, round), x, y)
     if memory is not None:
         memory = _put_back(memory, cohort.ids, round.memory)
-    return State(key, server, memory, jnp.asarray(0), jnp.asarray(True), round.served, round.calls)
+    return State(key, server, memory, jnp.asarray(0), _finite(server), round.served, round.calls)
 
 
 @partial(jax.jit, static_argnames=("program", "first_exchange"))
@@ -284,7 +289,7 @@ def _advance(program: SimulationProgram, first_exchange: int, data: Data, state:
         round = _Round(memory, state.served, state.calls, first_exchange)
         server = algorithm.round(_Clients(program, data, data.weights, work, cohort, round), server)
         memory = round.memory if algorithm.remembers == "run" else None
-        finite = jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(server)]))
+        finite = _finite(server)
         if not everyone:
             server = _each_owned(lambda old, new: _put_back(old, cohort.ids, new), state.server, server)
             memory = _put_back(state.memory, cohort.ids, memory)
