@@ -129,7 +129,9 @@ def by_torch(task: fb.Task) -> Callable[[int], None] | None:
         for name, shards in (("train", task.data.train), ("val", task.data.val))
     }
     x: Any = torch.zeros(10)
-    y: list[Any] = [torch.from_numpy(np.array(a)) for layer in init(jax.random.key(0))[1] for a in (layer["w"], layer["b"])]
+    y: list[Any] = [
+        torch.from_numpy(np.array(a)) for layer in init(jax.random.key(0))[1] for a in (layer["w"], layer["b"])
+    ]
     state: list[Any] = [(x, y, [torch.zeros_like(a) for a in y])]
 
     def draw(name: str, m: int) -> tuple[Any, Any]:

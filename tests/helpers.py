@@ -99,3 +99,26 @@ class LocalHypergradients(fb.Algorithm):
 
     def solution(self, server: Everything, memory: None) -> tuple[Vector, Vector]:
         return server.x, server.y
+
+
+def sample_weights(clients: int = 5, samples: int = 6, private: bool = True) -> fb.Task:
+    """A small problem with one upper variable per training sample, compiled fast: weighted least squares. Clients
+    differ in size."""
+
+    def lower(x: Any, y: Any, batch: Any) -> jax.Array:
+        losses = (batch["a"] @ y - batch["b"]) ** 2
+        return jnp.mean(jax.nn.sigmoid(x[batch["weight"]]) * losses) + 0.1 * (y @ y)
+
+    def upper(x: Any, y: Any, batch: Any) -> jax.Array:
+        return jnp.mean((batch["a"] @ y - batch["b"]) ** 2)
+
+    rng = np.random.default_rng(0)
+
+    def rows(n: int, first: int) -> dict[str, np.ndarray]:
+        return {"a": rng.normal(size=(n, 3)), "b": rng.normal(size=n), "weight": first + np.arange(n, dtype=np.int32)}
+
+    size = samples if private else samples * clients
+    problem = fb.Problem(upper, lower, lambda key: (np.zeros(size), np.zeros(3)), private_x=private)
+    first = lambda m: 0 if private else m * samples
+    data = [{"train": rows(samples - m % 2, first(m)), "val": rows(3, 0)} for m in range(clients)]
+    return fb.Task(problem, data, batch_size={"train": 2, "val": None})

@@ -15,10 +15,10 @@ from fedbilevel.engines.participation import Everyone, Fixed, Independent, Unifo
 from fedbilevel.engines.simulation import Simulation, _advance
 from fedbilevel.solve import traffic
 from fedbilevel.tasks import Quadratic
-from helpers import UsesEverything, largest_difference
+from helpers import UsesEverything, largest_difference, sample_weights
 
 QUADRATIC = Quadratic.random().task()
-PRIVATE = fb.tasks.data_cleaning(hidden=0, clients=5, corruption=0.3)
+PRIVATE = sample_weights()
 COHORTS = [Everyone(), Uniform(3), Independent(0.5), Fixed((1, 3))]
 
 
@@ -60,6 +60,7 @@ def test_projections_of_private_blocks_are_the_same_in_both_engines() -> None:
 
 def test_private_blocks_never_leave_their_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """No message in either direction holds an array of the size of a block, except the answer to 'reveal'."""
+    assert PRIVATE.layout.longest[0] == 6
     sizes: list[tuple[str, list[int]]] = []
     engine = Local(PRIVATE, fb.FedBiOAcc(local_steps=2))
     block = PRIVATE.layout.longest[0]

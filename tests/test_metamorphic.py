@@ -10,7 +10,7 @@ import pytest
 import fedbilevel as fb
 from fedbilevel.engines.simulation import traces
 from fedbilevel.tasks import Quadratic
-from helpers import identical, largest_difference
+from helpers import identical, largest_difference, sample_weights
 
 T1 = Quadratic.random(clients=5, p=4, d=6)
 KINDS = [fb.FedBiO, fb.FedBiOAcc]
@@ -81,14 +81,14 @@ def test_a_client_that_never_takes_part_changes_nothing(kind: Any, engine: Any, 
 
 
 def test_the_same_seed_gives_the_same_bits(steps: dict[str, float]) -> None:
-    task = fb.tasks.data_cleaning(hidden=0)
+    task = sample_weights()
     runs = [solve(task, fb.FedBiOAcc, steps, rounds=10, seed=s, sample=4) for s in (1, 1, 2)]
     assert identical((runs[0].x, runs[0].y), (runs[1].x, runs[1].y))
     assert not identical((runs[0].x, runs[0].y), (runs[2].x, runs[2].y))
 
 
 def test_how_rounds_are_divided_into_calls_does_not_matter(steps: dict[str, float]) -> None:
-    task = fb.tasks.data_cleaning(hidden=0)
+    task = sample_weights()
     a, b = (solve(task, fb.FedBiOAcc, steps, rounds=12, every=k) for k in (1, 5))
     assert identical((a.x, a.y), (b.x, b.y))
 
@@ -107,15 +107,15 @@ def test_nothing_is_compiled_twice(steps: dict[str, float]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_private_blocks_are_the_shared_vector_with_larger_steps(kind: Any) -> None:
     """With one local step, a private x moves like the shared one if its step is 1/M of it: averaging divides by M."""
-    shared, private = (fb.tasks.data_cleaning(hidden=0, clients=4, private=p, batch_size=8) for p in (False, True))
-    a = fb.solve(shared, kind(lr_upper=40.0, local_steps=1), rounds=20)
-    b = fb.solve(private, kind(lr_upper=10.0, local_steps=1), rounds=20)
+    shared, private = (sample_weights(clients=4, private=p) for p in (False, True))
+    a = fb.solve(shared, kind(lr_upper=8.0, lr_lower=0.1, lr_adjoint=0.1, local_steps=1), rounds=40)
+    b = fb.solve(private, kind(lr_upper=2.0, lr_lower=0.1, lr_adjoint=0.1, local_steps=1), rounds=40)
     assert largest_difference((np.reshape(a.x, b.x.shape), a.y), (b.x, b.y)) < 1e-11
     assert np.max(np.abs(b.x)) > 0.1
 
 
 def test_batching_does_not_matter(steps: dict[str, float]) -> None:
-    task = fb.tasks.data_cleaning(hidden=0)
+    task = sample_weights()
     for sample in (None, fb.Independent(0.4)):
         a, b = (solve(task, fb.FedBiOAcc, steps, 5, batching=how, sample=sample) for how in ("scan", "vmap"))
         assert largest_difference((a.x, a.y), (b.x, b.y)) < 1e-12
