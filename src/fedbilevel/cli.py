@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import os
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -66,12 +67,15 @@ def run(
         if as_json:
             finished = experiments.run(experiment, out)
             report.curves(finished)
-            print(json.dumps(finished.summary))
+            print(json.dumps(experiments.plain_json(finished.summary)))
         else:
             _run_and_show(experiment, out)
     except KeyboardInterrupt as interrupt:
-        print(f"fedbilevel: interrupted. {' '.join(getattr(interrupt, '__notes__', []))}", file=sys.stderr)
-        raise typer.Exit(130) from None
+        print(f"fedbilevel: interrupted. {getattr(interrupt.__cause__, 'saved', '')}".strip(), file=sys.stderr)
+        # At once: shutting down in the middle of a compilation can crash.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(130)
 
 
 def _run_and_show(experiment: experiments.Experiment, out: Path | None) -> None:
@@ -100,11 +104,21 @@ def _run_and_show(experiment: experiments.Experiment, out: Path | None) -> None:
 
 
 @app.command()
-def algorithms() -> None:
-    """List the algorithms and their hyper-parameters."""
-    table = Table("algorithm", "what it does", "hyper-parameters (defaults)")
-    for name, kind in ALGORITHMS.items():
-        table.add_row(name, _first_line(kind), ", ".join(f"{f.name}={f.default}" for f in fields(kind)))
+def algorithms(
+    name: Annotated[str | None, typer.Argument(help="Show this one with its hyper-parameters.")] = None,
+) -> None:
+    """List the algorithms, or explain one."""
+    if name is None:
+        table = Table("algorithm", "what it does", "hyper-parameters")
+        for name, kind in ALGORITHMS.items():
+            table.add_row(name, _first_line(kind), ", ".join(f.name for f in fields(kind)))
+        console.print(table)
+        return
+    kind = ALGORITHMS[name]
+    console.print(inspect.getdoc(kind), highlight=False, markup=False)
+    table = Table("hyper-parameter", "default", "meaning")
+    for f in fields(kind):
+        table.add_row(f.name, str(f.default), f.metadata["help"])
     console.print(table)
 
 
@@ -137,7 +151,8 @@ def show_plan(
     """What a round costs each client, found by tracing: exchanges, floats, oracle calls. Nothing is run."""
     experiment = experiments.Experiment(task, algorithm, sample=sample, settings=_settings(set_, clients))
     made, chosen = experiment.build()
-    cost = plan(made, chosen, participation(experiment.participation(), len(made.clients)))
+    cohort = participation(experiment.participation(), len(made.clients))
+    cost = plan(made, chosen, cohort)
     if as_json:
         print(
             json.dumps(
@@ -152,7 +167,7 @@ def show_plan(
             )
         )
         return
-    shared = shared_accounting(made, chosen) if made.problem.private_x else None
+    shared = shared_accounting(made, chosen, cohort) if made.problem.private_x else None
     _show_plan(cost, shared, f"{type(chosen).__name__} on {task}, per participating client and round")
 
 
@@ -160,7 +175,8 @@ def _show_plan(cost: Plan, shared: tuple[int, int] | None, title: str) -> None:
     oracles = ("Gf", "Gg", "J", "H")
     table = Table("exchange", *(("floats down", "floats up")), *oracles, title=title, title_justify="left")
     for e in cost.round:
-        name = e.method if e.times == 1 else f"{e.method} x {e.times or 'random'}"
+        often = "" if e.times == 1 else f" x {e.times}" if e.times is not None else " x N" + " - 1" * e.later
+        name = e.method + often
         table.add_row(name, f"{e.down:,}", f"{e.up:,}", *(str(e.oracles[o]) for o in oracles))
     table.add_section()
     table.add_row(
@@ -184,7 +200,13 @@ def _show_plan(cost: Plan, shared: tuple[int, int] | None, title: str) -> None:
 def main() -> None:
     """Run the command line; what the user can mend is one sentence and exit code 2."""
     try:
-        app()
+        code = app(standalone_mode=False)
     except FedbilevelError as error:
-        print(f"fedbilevel: {' '.join([str(error), *getattr(error, '__notes__', [])])}", file=sys.stderr)
-        sys.exit(2)
+        print(f"fedbilevel: {error} {getattr(error.__cause__, 'saved', '')}".strip(), file=sys.stderr)
+        code = 2
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # what typer says of wrong arguments has one
+            raise
+        print(f"fedbilevel: {error.format_message()} Try 'fedbilevel --help'.", file=sys.stderr)  # pyright: ignore
+        code = 2
+    sys.exit(code if isinstance(code, int) else 0)

@@ -8,9 +8,9 @@ clients, one pure function run on each of them, one message up, one reduction::
 An algorithm is written once, in these words, and every engine executes it unchanged: as one compiled program over
 thousands of simulated clients, or as messages between separate parties.
 
-Conventions: clients m = 1..M with weights w_m (summing to 1), f = sum w_m f_m the upper and g = sum w_m g_m the
-    lower objective,
-h(x) = f(x, y*(x)) with y*(x) = argmin_y g(x, y), u* = [d2yy g]^-1 grad_y f, and grad h = grad_x f - d2xy g u*.
+Conventions: clients m = 1..M with weights w_m (summing to 1), f = sum w_m f_m the upper and g = sum w_m g_m the lower
+objective, h(x) = f(x, y*(x)) with y*(x) = argmin_y g(x, y), u* = [d2yy g]^-1 grad_y f, and grad h = grad_x f - d2xy g
+u*.
 """
 
 import dataclasses
@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import jax
@@ -41,15 +42,15 @@ class Problem:
 
     Args:
         upper: ``upper(x, y, batch) -> scalar``, the loss on a batch of validation rows.
-        lower: ``lower(x, y, batch) -> scalar``, the loss on a batch of training rows. Both are means over the rows
-            of their batch (plus terms that do not depend on rows), so that a mini-batch is an unbiased sample of the
+        lower: ``lower(x, y, batch) -> scalar``, the loss on a batch of training rows. Both are means over the rows of
+            their batch (plus terms that do not depend on rows), so that a mini-batch is an unbiased sample of the
             whole.
         init: ``init(key) -> (x, y)``, where to start. For private x: the block of one client.
         project_x, project_y: the nearest feasible point of a pytree (see ``vectors.box``, ``ball``, ``simplex``);
             None is no constraint.
         lower_level: "global" - one y for everybody; "local" - every client has its own y.
-        private_x: every client owns a block of x that concerns nobody else and is never sent. All blocks have the shape
-            that ``init`` gives; solutions have a leading axis of clients.
+        private_x: every client owns a block of x that concerns nobody else and is never sent. All blocks have the
+            shape that ``init`` gives; solutions have a leading axis of clients.
     """
 
     upper: Loss
@@ -66,10 +67,10 @@ class Problem:
 
     def start(self, key: Key) -> tuple[Vector, Vector]:
         """The first x (one block if private) and y, as vectors."""
-        try:
-            x, y = self.init(key)
-        except (TypeError, ValueError) as error:
-            raise FedbilevelError(f"init(key) must return the pair (x, y): {error}.") from error
+        start = self.init(key)
+        if not isinstance(start, tuple | list) or len(start) != 2:
+            raise FedbilevelError(f"init(key) must return the pair (x, y), but returned {type(start).__name__}.")
+        x, y = start
         return Vector(jax.tree.map(as_float, x), "x"), Vector(jax.tree.map(as_float, y), "y")
 
     def nearest(self, v: Vector) -> Vector:
@@ -84,6 +85,11 @@ def as_float(value: Any) -> jax.Array:
     """An array of floats: whole numbers become floats, so that gradients exist."""
     kind = jnp.result_type(value)
     return jnp.asarray(value, kind if jnp.issubdtype(kind, jnp.floating) else jnp.result_type(float))
+
+
+def mean_type(kind: Any) -> Any:
+    """The type of a mean of numbers of this type."""
+    return kind if jnp.issubdtype(kind, jnp.floating) else jnp.result_type(float)
 
 
 class Rows(NamedTuple):
@@ -259,13 +265,26 @@ class Replies(ABC):
 
         A private x-vector is not averaged: it stays with its owner, and is 0 for owners who did not reply. Upload
         *differences* to what was broadcast, then ``add`` their mean: rounding is relative to the step, not to the
-        point, and who did
-        not reply does not move.
+        point, and who did not reply does not move.
+        """
+
+    @abstractmethod
+    def estimate(self) -> Any:
+        """An unbiased estimate of ``sum_m w_m upload_m`` over all n clients: ``n / |C| sum_{m in C} w_m upload_m``.
+
+        The same as ``mean`` if everybody replies or all weights are equal. Private x-vectors stay with their owners.
         """
 
     @abstractmethod
     def stack(self) -> Any:
-        """All uploads, with a leading axis of clients; for small ones (losses, inner products)."""
+        """All uploads, with a leading axis of all clients of the federation, 0 for those who did not reply.
+
+        For small uploads only (losses, inner products).
+        """
+
+    @abstractmethod
+    def replied(self) -> jax.Array:
+        """Which of all clients replied."""
 
 
 class Clients(ABC):
@@ -324,8 +343,9 @@ class Algorithm(ABC):
 
     lower_level: ClassVar[str] = "global"
     remembers: ClassVar[Literal["nothing", "round", "run"]] = "nothing"
-    """What a client keeps between exchanges: nothing (memory is None); until the end of the round (None at first,
-    then what its last function returned); or for the whole run (starting from ``memory``)."""
+    """What a client keeps between exchanges: nothing (memory is None); until the end of the round (None at first, zeros
+    after a loop that ran zero times, then what its last function returned); or for the whole run (starting from
+    ``memory``)."""
 
     def memory(self, x: Vector, y: Vector) -> Any:
         """What every client keeps at the start, if it remembers for the whole run."""
@@ -353,12 +373,27 @@ class Algorithm(ABC):
                 value = value if isinstance(value, schedules.Schedule) else schedules.parse(value)
                 object.__setattr__(self, field.name, value)
                 value = value.scale
+            elif isinstance(field.default, int | float):
+                value = self._number(field.name, value, field.default)
+                object.__setattr__(self, field.name, value)
             if isinstance(value, int | float) and not isinstance(value, bool):
                 self._bound(field.name, value, known.get("above"), known.get("least"))
         self.check()
 
+    def _number(self, name: str, value: Any, like: float) -> float:
+        """The value as what the field holds: true or false, a whole number, or a number."""
+        kind = type(like)
+        if isinstance(value, Integral if kind is int else Real) and isinstance(value, bool) == (kind is bool):
+            return kind(value)
+        if kind is bool and isinstance(value, bool):
+            return value
+        what = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
+        raise FedbilevelError(f"{type(self).__name__}: {name} must be {what}, but is {value!r}.")
+
     def _bound(self, name: str, value: float, above: float | None, least: float | None) -> None:
         if above is not None and not value > above:
             raise FedbilevelError(f"{type(self).__name__}: {name} must be greater than {above}, but is {value}.")
+        if isinstance(value, int) and value >= 2**31:
+            raise FedbilevelError(f"{type(self).__name__}: {name} must be below 2^31, but is {value}.")
         if least is not None and not value >= least:
             raise FedbilevelError(f"{type(self).__name__}: {name} must be at least {least}, but is {value}.")

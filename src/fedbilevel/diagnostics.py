@@ -1,8 +1,7 @@
 """Exact quantities on all the data, outside of any communication budget: how far a run really is.
 
-Everything is matrix-free: the lower problem is solved by Newton's method with conjugate gradients, the adjoint
-system by conjugate gradients on the weighted mean of the clients' Hessians. x and y are pytrees in the user's
-structure.
+Everything is matrix-free: the lower problem is solved by Newton's method with conjugate gradients, the adjoint system
+by conjugate gradients on the weighted mean of the clients' Hessians. x and y are pytrees in the user's structure.
 """
 
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from fedbilevel.core import Client, Problem, Tree, as_float
@@ -114,7 +114,14 @@ def _solve(problem: Problem, layout: Layout, data: Data, x: Vector, y: Vector) -
         return _Average(problem, layout, data, x, id[None], jnp.ones(1, data.weights.dtype)).solve(y)
 
     solved = lax.map(alone, (ids, y))
-    hyper = solved.hypergradient.map(lambda a: jnp.tensordot(data.weights.astype(a.dtype), a, 1))
+
+    def weighted(a: jax.Array) -> jax.Array:
+        weights = data.weights.astype(a.dtype)
+        if problem.private_x:  # every client found the gradient of its own block
+            return weights.reshape(-1, *(1,) * (a.ndim - 2)) * a[:, 0]
+        return jnp.tensordot(weights, a, 1)
+
+    hyper = solved.hypergradient.map(weighted)
     return solved._replace(hypergradient=hyper, positive=jnp.all(solved.positive), converged=jnp.all(solved.converged))
 
 
@@ -157,8 +164,13 @@ def _distance(a: Tree, b: Tree) -> float:
 
 
 def lower_gap(task: Task, x: Tree, y: Tree) -> float:
-    """|y - y*(x)|; with a local lower level, of all clients together."""
-    return _distance(y, exact(task, x, y).y)
+    """|y - y*(x)|; with a local lower level, the mean over clients of |y_m - y_m*(x)|, with their weights."""
+    solution = exact(task, x, y).y
+    if task.problem.lower_level == "global":
+        return _distance(y, solution)
+    one = lambda tree, m: jax.tree.map(lambda a: a[m], tree)
+    each = [_distance(one(y, m), one(solution, m)) for m in range(len(task.clients))]
+    return float(np.dot(task.normalised_weights, each))
 
 
 @partial(jax.jit, static_argnames=("problem", "layout"))

@@ -49,6 +49,8 @@ class Experiment:
 
     def build(self) -> tuple[Task, Algorithm]:
         """Make the task and the algorithm; refuses unknown names and wrong types."""
+        if not 0 <= self.seed < 2**32:
+            raise FedbilevelError(f"seed must be a whole number from 0 to 4294967295, but is {self.seed}.")
         if self.rounds < 1:
             raise FedbilevelError(f"rounds must be at least 1, but is {self.rounds}.")
         make, kind = TASKS[self.task], ALGORITHMS[self.algorithm]
@@ -117,6 +119,11 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str) else repr(value)
 
 
+def plain_json(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with null for what JSON cannot say (NaN and infinity)."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+
+
 @dataclass(frozen=True)
 class Finished:
     """A run and its references; ``summary`` is what ``--json`` prints."""
@@ -149,7 +156,7 @@ def run(experiment: Experiment, out: Path | None = None, progress: Progress | No
 
         def one(label: str, algorithm: Algorithm, x: Any = None) -> Result:
             def on_row(row: Row) -> None:
-                records.write(json.dumps({"run": label, **row}) + "\n")
+                records.write(json.dumps(plain_json({"run": label, **row})) + "\n")
                 records.flush()
                 if progress is not None:
                     progress(label, row)
@@ -158,14 +165,14 @@ def run(experiment: Experiment, out: Path | None = None, progress: Progress | No
                 progress(label, None)
             return solve(task, algorithm, experiment.rounds, experiment.seed, sample, x=x, on_row=on_row)
 
+        references = {r.label: one(r.label, r.algorithm, r.x) for r in task.references}
         try:
-            references = {r.label: one(r.label, r.algorithm, r.x) for r in task.references}
             result = one(experiment.algorithm, algorithm)
         except (Diverged, KeyboardInterrupt) as error:
             stopped = error.__cause__
             if isinstance(stopped, Stopped):
                 _save(stopped.result, folder)
-                error.add_note(f"The state of round {int(stopped.result.state.round)} is in {folder}.")
+                stopped.saved = f"The state of round {int(stopped.result.state.round)} is in {folder}."
             raise
 
     _save(result, folder)

@@ -61,7 +61,7 @@ def conjugate_gradient(product: Callable[[Vector], Vector], right: Vector, toler
     """Solve ``H v = right`` with products only, until the residual is below ``tolerance |right|``.
 
     Stops at a direction of no positive curvature: the matrix is then not positive definite and the answer means
-        nothing.
+    nothing.
     """
 
     def go_on(state: tuple[Any, ...]) -> jax.Array:

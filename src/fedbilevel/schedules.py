@@ -30,6 +30,10 @@ class Schedule:
     exponent: float = 0.0
     offset: float = 1.0
 
+    def __post_init__(self) -> None:
+        if self.exponent != 0 and not self.offset > -1:
+            raise FedbilevelError(f"the offset of a schedule must be greater than -1, but is {self.offset}.")
+
     def __call__(self, t: int | jax.Array) -> float | jax.Array:
         if self.exponent == 0:
             return self.scale

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from numbers import Integral
 from typing import Any, Literal, Protocol
 
 import jax
@@ -38,8 +39,7 @@ class Result:
 
     ``x`` and ``y`` have the user's own structure (a private x and a local y with a leading axis of clients);
     ``history`` is a list of rows, one per evaluation (``pandas.DataFrame(result.history)``); ``metrics`` is its last
-    row; ``state`` is the
-    engine's, ``seconds`` includes compilation.
+    row; ``state`` is the engine's, ``seconds`` includes compilation.
     """
 
     x: Tree
@@ -55,7 +55,9 @@ class Result:
 
 
 class Stopped(FedbilevelError):
-    """A run that ended early; ``result`` is what it had."""
+    """A run that ended early; ``result`` is what it had, ``saved`` says where it was written, if it was."""
+
+    saved: str = ""
 
     def __init__(self, message: str, result: Result) -> None:
         super().__init__(message)
@@ -88,19 +90,25 @@ def solve(
         every: rounds between evaluations (default: about fifty evaluations).
         x, y: where to start, instead of the problem's ``init``.
         engine: "simulation" (compiled) or "local" (messages between a server and clients in this process).
-        batching: how the simulator goes through the clients: "scan" one by one, "vmap" all at once, "auto" what
-            suits the device.
+        batching: how the simulator goes through the clients: "scan" one by one, "vmap" all at once, "auto" what suits
+            the device.
         on_row: called with every row of the history as it comes.
 
     Raises:
         Diverged: when a state is NaN or infinite; its ``__cause__`` is a :class:`Stopped` with what there was before.
         KeyboardInterrupt: likewise with a :class:`Stopped` as cause.
     """
-    if rounds < 0:
-        raise FedbilevelError(f"rounds must not be negative, but is {rounds}.")
+    if not isinstance(algorithm, Algorithm):
+        raise FedbilevelError(f"give an algorithm with its hyper-parameters, for instance FedBiO(), not {algorithm!r}.")
+    if not isinstance(rounds, Integral) or rounds < 0:
+        raise FedbilevelError(f"rounds must be a whole number that is not negative, but is {rounds}.")
+    if every is not None and (not isinstance(every, Integral) or every < 1):
+        raise FedbilevelError(f"every must be a whole number of rounds, at least 1, but is {every}.")
+    if not isinstance(seed, Integral) or not 0 <= seed < 2**32:
+        raise FedbilevelError(f"seed must be a whole number from 0 to 4294967295, but is {seed}.")
+    began = time.perf_counter()
     chosen = participation(sample, len(task.clients))
     runner = _engine(engine, task, algorithm, chosen, batching)
-    began = time.perf_counter()
     given = _start_values(task, x, y)
     every = every or max(1, rounds // 50)
     history: list[Row] = []

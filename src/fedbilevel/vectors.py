@@ -1,12 +1,12 @@
 """Vectors of the space of x or of y, and what algorithms do with them besides adding and scaling.
 
-Users write losses on pytrees, algorithms are written on vectors: ``y - lr * g.dy(x, y, key)``. A
-:class:`Vector` is a pytree that adds and scales like a vector. It is *not* copied into one flat array: on
-a CPU the slices and concatenations between a flat array and the layers of a network cost 23 % of a FedBiO
-round (MLP 784-200-10), see docs/design.md. ``v.flat()`` gives the flat array where one is needed.
+Users write losses on pytrees, algorithms are written on vectors: ``y - lr * g.dy(x, y, key)``. A :class:`Vector` is a
+pytree that adds and scales like a vector. It is *not* copied into one flat array: on a CPU the slices and
+concatenations between a flat array and the layers of a network cost 23 % of a FedBiO round (MLP 784-200-10), see
+docs/design.md. ``v.flat()`` gives the flat array where one is needed.
 
-A vector knows its *space* ("x" or "y"). Adding vectors of different spaces is refused, and engines can
-tell what belongs to a private upper variable without being told.
+A vector knows its *space* ("x" or "y"). Adding vectors of different spaces is refused, and engines can tell what
+belongs to a private upper variable without being told.
 """
 
 from collections.abc import Callable
@@ -28,8 +28,8 @@ class Vector:
     Args:
         tree: the arrays, in the user's own structure.
         space: "x" or "y".
-        owned: on the server of a private problem: every client owns its block. In simulation the arrays then
-            have a leading axis of clients. Such vectors can be added and scaled, nothing else.
+        owned: on the server of a private problem: every client owns its block. In simulation the arrays then have a
+            leading axis of clients. Such vectors can be added and scaled, nothing else.
 
     >>> v = Vector({"w": jnp.array([3.0, 4.0])}, "y")
     >>> (2 * v - v / 2).tree["w"].tolist()

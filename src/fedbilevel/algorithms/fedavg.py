@@ -19,7 +19,7 @@ class FedAvg(Algorithm):
     """FedAvg: train y at a fixed x, the reference without bilevel learning.
 
     McMahan, Moore, Ramage, Hampson, Aguera y Arcas: "Communication-Efficient Learning of Deep Networks from
-        Decentralized Data", AISTATS 2017.
+    Decentralized Data", AISTATS 2017.
 
     Every client makes tau steps ``y <- y - gamma grad_y g(x, y)`` on its training loss; the server averages. Weights
     are the task's; ``Task(weights="size")`` gives the paper's n_m / n.
@@ -31,9 +31,8 @@ class FedAvg(Algorithm):
     E, B      local_steps      local steps between averages (given as steps, not as epochs)
     ========  ==============   =====================
 
-    One exchange per round: d floats down and up (x once, to each client, if it is shared); tau Gg per client.
-        Follows the paper. With
-    more than one local step and constant steps the limit is displaced by client drift.
+    One exchange per round: d floats down and up (x once, to each client, if it is shared); tau Gg per client. Follows
+    the paper. With more than one local step and constant steps the limit is displaced by client drift.
     """
 
     lr_lower: float = parameter(0.5, "step of the model y", above=0, tune=(1e-3, 2.0))

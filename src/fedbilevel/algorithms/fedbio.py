@@ -34,11 +34,9 @@ class FedBiO(Algorithm):
     ========  ==============   =====================
 
     One exchange per round: p + 2d floats down and up; I (2 Gf, 1 Gg, 1 J, 1 H) per client. Assumes g strongly convex
-        in y and bounded
-    heterogeneity. Follows the paper. With I > 1 and constant steps the limit is displaced by client drift, in
-    proportion to the steps and to I - 1; with I = 1 it is exact. The first u, which the paper leaves open, is 0.
-    Where the problem
-    has constraints, every local step is projected.
+    in y and bounded heterogeneity. Follows the paper. With I > 1 and constant steps the limit is displaced by client
+    drift, in proportion to the steps and to I - 1; with I = 1 it is exact. The first u, which the paper leaves open,
+    is 0. Where the problem has constraints, clients evaluate at feasible points and the server projects the average.
     """
 
     lr_upper: float = parameter(20.0, "step of the upper variable x", above=0, tune=(1e-3, 1e3))

@@ -35,8 +35,8 @@ class FedBiOAcc(Algorithm):
     Li, Huang, Huang: "Communication-Efficient Federated Bilevel Optimization with Global and Local Lower Level
     Problems", NeurIPS 2023, Algorithm 1 and eq. (7)-(8). (An earlier preprint has no P_r.)
 
-    With z = (x, y, u), its directions D(z; B) = (grad_x f - d2xy g u, grad_y g, d2yy g u - grad_y f) and its
-    momenta d = (nu, omega, q), every client at time t = 1, 2, ...::
+    With z = (x, y, u), its directions D(z; B) = (grad_x f - d2xy g u, grad_y g, d2yy g u - grad_y f) and its momenta
+    d = (nu, omega, q), every client at time t = 1, 2, ...::
 
         z_{t+1} = P( z_t - (eta, gamma, tau) alpha_t d_t )                        averaged if t mod I = 0 (exchange A)
         d_{t+1} = D(z_{t+1}; B) + (1 - c alpha_t^2) (d_t - D(z_t; B))             averaged if t mod I = 0 (exchange B)
@@ -60,14 +60,12 @@ class FedBiOAcc(Algorithm):
     =========  ==============   =====================
 
     Two exchanges per round: 2 (p + 2d) floats down and up with full participation (a client that missed the last
-        round needs
-    the point again: p + 2d more down); I (4 Gf, 2 Gg, 2 J, 2 H) per client. Assumes g strongly convex in y, bounded
-        heterogeneity and 0 <= c alpha_t^2 <= 1.
-    Follows the paper; the first momenta are each client's own until the first average, so ``init`` makes the first I
-    steps (one round of its own). With exact oracles and c = 0 the limit is exact for every I; c > 0 leaves a drift of
-    order c alpha^2.
-    Partial participation is empirical in the paper (Figure 2). Where the problem has constraints, every local step
-    is projected.
+    round needs the point again: p + 2d more down); I (4 Gf, 2 Gg, 2 J, 2 H) per client. Assumes g strongly convex in
+    y, bounded heterogeneity and 0 <= c alpha_t^2 <= 1. Follows the paper; the first momenta are each client's own
+    until the first average, so ``init`` makes the first I steps (one round of its own). With exact oracles and c = 0
+    the limit is exact for every I; c > 0 leaves a drift of order c alpha^2. Partial participation is empirical in the
+    paper (Figure 2). Where the problem has constraints, clients evaluate at feasible points and the server projects
+    the average.
     """
 
     lr_upper: float = parameter(20.0, "step of the upper variable x", above=0, tune=(1e-3, 1e3))

@@ -1,11 +1,9 @@
 """Server and clients in one process that share nothing but serialized messages.
 
 The same algorithm files as in the simulator, executed as a real federation would: a client holds its own data and
-    memory, looks up the
-method by its name in its own copy of the algorithm, and answers with named arrays. A failure is an answer, too. What
-a client has been sent it holds until the end of the round, so that nothing is sent twice; blocks of a private x stay
-where they are, and the server
-handles them by name only.
+memory, looks up the method by its name in its own copy of the algorithm, and answers with named arrays. A failure is
+an answer, too. What a client has been sent it holds until the end of the round, so that nothing is sent twice; blocks
+of a private x stay where they are, and the server handles them by name only.
 """
 
 import itertools
@@ -17,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedbilevel.core import Algorithm, Carry, Clients, Key, Replies, Step
+from fedbilevel.core import Algorithm, Carry, Clients, Key, Replies, Step, mean_type
 from fedbilevel.engines.messages import decode, encode, named_leaves, rebuild
-from fedbilevel.engines.participation import Everyone, Participation
+from fedbilevel.engines.participation import Everyone, Participation, check_sample
 from fedbilevel.engines.plan import Exchange, Program, split_vectors, trace
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.task import Data, Task
@@ -74,13 +72,15 @@ def _call(
 class Party:
     """One client: its data, its memory, its blocks of a private x. Its only door is :meth:`handle`."""
 
-    def __init__(self, task: Task, algorithm: Algorithm, id: int, weight: float) -> None:
+    def __init__(self, task: Task, algorithm: Algorithm, id: int, weight: float, clients: int) -> None:
         self.id = id
-        self.program = Program(task.problem, algorithm, task.layout, Everyone())
+        self.program = Program(task.problem, algorithm, task.layout._replace(clients=clients), Everyone())
         self.data = task.data._replace(weights=jnp.asarray([weight]))
         self.plan = trace(self.program, self.data)
         self.memory: dict[str, Any] = {}  # by scope: a sub-cohort of one exchange may have a memory of its own
         self.blocks: dict[str, Any] = {}
+        self.committed: dict[str, Any] = {}
+        self.round, self.before = 0, (0, self.committed)  # the last committed round, and the one before with its blocks
         self.held: dict[str, np.ndarray] = {}
 
     def handle(self, message: bytes) -> bytes:
@@ -101,8 +101,9 @@ class Party:
             x = Vector(rebuild({"x": x.tree}, arrays)["x"], "x")
         if header["given_y"]:
             y = Vector(rebuild({"y": y.tree}, arrays)["y"], "y")
+        x, y = (self.program.problem.nearest(v) for v in (x, y))
         self.memory = {"run": self.program.algorithm.memory(x, y)}
-        self.blocks = {"start": x.tree}
+        self.blocks = self.committed = {"start": x.tree}
         return {}
 
     def _run(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -157,14 +158,20 @@ class Party:
     def _commit(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
         """The end of a round: keep what the server's state refers to, forget the rest."""
         self._project(header["projections"])
-        self.blocks = {name: self._combine(terms) for name, terms in header["blocks"].items()}
+        blocks = {name: self._combine(terms) for name, terms in header["blocks"].items()}
+        self.before, self.blocks = (self.round, self.committed), blocks
+        self.round, self.committed = header["round"], blocks
         self.held = {serial: self.held[serial] for serial in header["held"] if serial in self.held}
         self.memory = {"run": self.memory.get("run")}
-        return {}
+        leaves = jax.tree.leaves((blocks, self.memory))
+        return {"finite": np.asarray(all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in leaves))}
 
     def _reveal(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
         """Blocks and memory, for whoever runs all parties in one process and wants to see the result."""
+        # The server may ask for the state before a round that went wrong.
+        self.blocks = self.before[1] if self.before[0] <= header["round"] < self.round else self.committed
         blocks = {name: self._combine(terms) for name, terms in header["blocks"].items()}
+        self.blocks = self.committed
         return named_leaves({"blocks": blocks, "memory": self.memory.get("run")})
 
 
@@ -202,25 +209,37 @@ class _Replies(Replies):
             ],
         )
 
-    def mean(self) -> Any:
-        total = sum(self._weights[m] for m in self._uploads)
+    def _sum(self, weights: dict[int, float]) -> Any:
         result = None
         for m, upload in self._uploads.items():
-            share = jax.tree.map(
-                lambda a, w=self._weights[m] / total: jnp.asarray(w, jnp.result_type(a, jnp.bfloat16)) * a, upload
-            )
+            share = jax.tree.map(lambda a, w=weights[m]: jnp.asarray(w, mean_type(a.dtype)) * a, upload)
             result = share if result is None else jax.tree.map(jnp.add, result, share)
         return self._whole(result)
 
+    def mean(self) -> Any:
+        total = float(sum(self._weights[m] for m in self._uploads)) or 1.0
+        return self._sum({m: self._weights[m] / total for m in self._uploads})
+
+    def estimate(self) -> Any:
+        factor = len(self._weights) / len(self._uploads)
+        return self._sum({m: factor * self._weights[m] for m in self._uploads})
+
     def stack(self) -> Any:
-        return self._whole(jax.tree.map(lambda *each: jnp.stack(each), *self._uploads.values()))
+        nothing = jax.tree.map(jnp.zeros_like, next(iter(self._uploads.values())))
+        everyone = [self._uploads.get(m, nothing) for m in range(len(self._weights))]
+        return self._whole(jax.tree.map(lambda *each: jnp.stack(each), *everyone))
+
+    def replied(self) -> jax.Array:
+        return jnp.asarray([m in self._uploads for m in range(len(self._weights))])
 
 
 class _Scope:
     """What the views of one round share: counts, and numbers for exchanges and sub-cohorts."""
 
-    def __init__(self, round: int, exchange: int, served: np.ndarray, calls: np.ndarray) -> None:
-        self.round, self.exchange = round, exchange
+    def __init__(
+        self, round: int, exchange: int, loops: tuple[int, ...], served: np.ndarray, calls: np.ndarray
+    ) -> None:
+        self.round, self.exchange, self.loops = round, exchange, iter(loops)
         self.served, self.calls = served.copy(), calls.copy()
         self.sent, self.scopes = 0, 0
         self.projections: dict[str, dict[str, float]] = {}
@@ -230,9 +249,16 @@ class _Clients(Clients):
     """The cohort of a round as the server sees it: addresses."""
 
     def __init__(
-        self, engine: "Local", key: Key, ids: list[int], weights: np.ndarray, scope: _Scope, memory_scope: str = "round"
+        self,
+        engine: "Local",
+        key: Key,
+        cohort: tuple[list[int], int],
+        weights: np.ndarray,
+        scope: _Scope,
+        memory_scope: str = "round",
     ) -> None:
-        self.engine, self.key, self.ids, self.weights, self.scope = engine, key, ids, weights, scope
+        self.engine, self.key, self.weights, self.scope = engine, key, weights, scope
+        self.ids, self.room = cohort  # who takes part, and of how many at most
         self.memory_scope, self.keys_taken = memory_scope, 0
 
     def next_key(self) -> Key:
@@ -260,15 +286,17 @@ class _Clients(Clients):
         return _Replies(engine.program, exchange, slot, uploads, self.weights)
 
     def sample(self, size: int) -> "Clients":
-        luck = jax.random.uniform(self.next_key(), (len(self.ids),))
-        chosen = [self.ids[int(i)] for i in jax.lax.top_k(luck, size)[1]]
+        check_sample(size, self.room)
+        # The same draw as the simulator's, which has room for the largest cohort.
+        luck = jax.random.uniform(self.next_key(), (self.room,))[: len(self.ids)]
+        chosen = [self.ids[int(i)] for i in jax.lax.top_k(luck, min(size, len(self.ids)))[1]]
         self.scope.scopes += 1
-        return _Clients(
-            self.engine, self.next_key(), chosen, self.weights, self.scope, f"sub-cohort {self.scope.scopes}"
-        )
+        scope_name = f"sub-cohort {self.scope.scopes}"
+        return _Clients(self.engine, self.next_key(), (chosen, size), self.weights, self.scope, scope_name)
 
     def weighted(self, weights: jax.Array) -> "Clients":
-        return _Clients(self.engine, self.next_key(), self.ids, np.asarray(weights), self.scope, self.memory_scope)
+        cohort = (self.ids, self.room)
+        return _Clients(self.engine, self.next_key(), cohort, np.asarray(weights), self.scope, self.memory_scope)
 
     def project_x(self, x: Any) -> Any:
         if not isinstance(x, Blocks):
@@ -284,12 +312,15 @@ class _Clients(Clients):
         return self.engine.program.problem.nearest(y)
 
     def repeat(self, times: int | jax.Array, body: Callable[[Clients, Carry], Carry], carry: Carry) -> Carry:
-        first, loop_key = self.scope.exchange, self.next_key()
-        outside = self.key, self.keys_taken
+        scope, first, loop_key, length = self.scope, self.scope.exchange, self.next_key(), next(self.scope.loops)
+        outside, inner = (self.key, self.keys_taken), scope.loops
         for i in range(int(times)):
-            self.scope.exchange, self.key, self.keys_taken = first, jax.random.fold_in(loop_key, i), 0
+            inner, scope.loops = itertools.tee(inner)  # loops inside the body are numbered anew in every iteration
+            scope.exchange = first + (length if i else 0)
+            self.key, self.keys_taken = jax.random.fold_in(loop_key, i), 0
             carry = body(self, carry)
         self.key, self.keys_taken = outside
+        scope.exchange = first + 2 * length
         return carry
 
 
@@ -303,7 +334,9 @@ class Local:
         self.program = Program(task.problem, algorithm, task.layout, participation or Everyone())
         self.plan = trace(self.program, task.data)
         weights = task.normalised_weights
-        self.parties = [Party(task.only(m), algorithm, m, float(weights[m])) for m in range(len(task.clients))]
+        self.parties = [
+            Party(task.only(m), algorithm, m, float(weights[m]), len(weights)) for m in range(len(task.clients))
+        ]
         self.failures: list[Failure] = []
         self.bytes_down = self.bytes_up = 0
         self._serials: dict[
@@ -343,14 +376,15 @@ class Local:
         header = {**header, "serials": serials, "blocks": blocks}
         uploads: dict[int, Any] = {}
         for client in ids:
-            new = {name: np.asarray(leaf) for name, leaf in arrays.items() if serials[name] not in self._held[client]}
-            self._held[client].update(serials.values())
+            new = {k: np.asarray(jnp.asarray(a)) for k, a in arrays.items() if serials[k] not in self._held[client]}
             answer, reply = self._send(client, header, {**new, "key": np.asarray(jax.random.key_data(key))})
             try:
                 if "error" in answer:
                     raise FedbilevelError(answer["error"])
                 uploads[client] = rebuild(shapes, reply)
+                self._held[client].update(serials.values())
             except FedbilevelError as error:
+                self._held[client].clear()  # who knows what arrived
                 self.failures.append(Failure(round, header["method"], client, str(error)))
         if not uploads:
             reason = self.failures[-1]
@@ -376,20 +410,21 @@ class Local:
             )
             if "error" in answer:
                 raise FedbilevelError(f"client {m} could not join: {answer['error']}")
-        first_x: Any = Blocks({"start": 1.0}) if private else (x0 if x is None else Vector(x, "x"))
-        first_y = y0 if y is None else Vector(y, "y")
+        nearest = program.problem.nearest
+        first_x: Any = Blocks({"start": 1.0}) if private else nearest(x0 if x is None else Vector(x, "x"))
+        first_y = nearest(y0 if y is None else Vector(y, "y"))
         counts = np.zeros(len(self.plan.start) + len(self.plan.round), np.int64)
         start_key = jax.random.fold_in(key, 1)
-        ids = self._ids(program.first_participation, start_key)
-        scope = _Scope(0, 0, counts, counts)
+        cohort = self._cohort(program.first_participation, start_key)
+        scope = _Scope(0, 0, self.plan.loops[0], counts, counts)
         server = program.algorithm.init(
-            _Clients(self, start_key, ids, self.task.normalised_weights, scope), first_x, first_y
+            _Clients(self, start_key, cohort, self.task.normalised_weights, scope), first_x, first_y
         )
-        return self._commit(State(key, server, 0, True, scope.served, scope.calls), ids, scope.projections)
+        return self._commit(State(key, server, 0, True, scope.served, scope.calls), cohort[0], scope.projections)
 
-    def _ids(self, participation: Participation, key: Key) -> list[int]:
+    def _cohort(self, participation: Participation, key: Key) -> tuple[list[int], int]:
         ids, active = participation.draw(key, len(self.parties))
-        return [int(i) for i in (ids if active is None else ids[active])]
+        return [int(i) for i in (ids if active is None else ids[active])], len(ids)
 
     def _commit(self, state: State, ids: list[int], projections: dict[str, dict[str, float]]) -> State:
         """End a round: give the private parts of the state their lasting names, and let clients forget the rest."""
@@ -402,14 +437,15 @@ class Local:
         self._held = [held & kept for held in self._held]
         header = {
             "action": "commit",
+            "round": state.round,
             "blocks": {name: part.terms for name, part in lasting.items()},
             "projections": projections,
             "held": sorted(kept),
         }
-        for m in ids:
-            self._send(m, header, {})
+        answers = [self._send(m, header, {})[1] for m in ids]
+        finite = all(bool(answer.get("finite", True)) for answer in answers)
         renamed = [Blocks({f"state.{n}": 1.0}) if isinstance(part, Blocks) else part for n, part in enumerate(parts)]
-        finite = all(
+        finite &= all(
             bool(jnp.all(jnp.isfinite(leaf)))
             for part in parts
             if not isinstance(part, Blocks)
@@ -423,13 +459,13 @@ class Local:
             if not state.finite:
                 break
             draw, work = jax.random.split(jax.random.fold_in(jax.random.fold_in(state.key, 2), state.round))
-            ids = self._ids(self.program.participation, draw)
-            scope = _Scope(state.round + 1, len(self.plan.start), state.served, state.calls)
+            cohort = self._cohort(self.program.participation, draw)
+            scope = _Scope(state.round + 1, len(self.plan.start), self.plan.loops[1], state.served, state.calls)
             server = self.program.algorithm.round(
-                _Clients(self, work, ids, self.task.normalised_weights, scope), state.server
+                _Clients(self, work, cohort, self.task.normalised_weights, scope), state.server
             )
             state = State(state.key, server, state.round + 1, True, scope.served, scope.calls)
-            state = self._commit(state, ids, scope.projections)
+            state = self._commit(state, cohort[0], scope.projections)
         return state
 
     def solution(self, state: State) -> tuple[Any, Any]:
@@ -442,7 +478,10 @@ class Local:
             return x.tree, y.tree
         parts, structure = split_vectors(state.server)
         blocks = {str(n): part.terms for n, part in enumerate(parts) if isinstance(part, Blocks)}
-        answers = [self._send(m, {"action": "reveal", "blocks": blocks}, {})[1] for m in range(len(self.parties))]
+        answers = [
+            self._send(m, {"action": "reveal", "blocks": blocks, "round": state.round}, {})[1]
+            for m in range(len(self.parties))
+        ]
         stacked = {name: jnp.stack([answer[name] for answer in answers]) for name in answers[0]}
         x0, y0 = jax.eval_shape(self.program.problem.start, state.key)
         memory = jax.eval_shape(self.program.algorithm.memory, x0, y0) if remembers else None

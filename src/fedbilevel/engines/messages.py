@@ -18,6 +18,11 @@ from fedbilevel.errors import FedbilevelError
 
 def encode(header: Mapping[str, Any], arrays: Mapping[str, Any]) -> bytes:
     """Put a header and named arrays into bytes."""
+    for name, array in arrays.items():
+        if np.asarray(array).dtype.kind not in "biuf":
+            raise FedbilevelError(
+                f"messages cannot carry {np.asarray(array).dtype} arrays such as '{name}': use float32."
+            )
     contiguous = {name: np.ascontiguousarray(array).reshape(np.shape(array)) for name, array in arrays.items()}
     return safetensors.numpy.save(contiguous, metadata={"header": json.dumps(header)})
 
@@ -39,10 +44,11 @@ def decode(message: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 def named_leaves(tree: Any) -> dict[str, Any]:
     """The arrays of a tree by their path, for instance ``{"0.x.tree": ...}``."""
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): leaf
-        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
-    }
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    named = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+    if len(named) < len(leaves):
+        raise FedbilevelError("two arrays have the same path: do not use dots in the names of your variables.")
+    return named
 
 
 def rebuild(shapes: Any, arrays: Mapping[str, Any]) -> Any:

@@ -1,7 +1,8 @@
 """Who takes part in a round."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from numbers import Integral
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -98,23 +99,29 @@ class Fixed:
         return Cohort(jnp.asarray(sorted(self.ids)))
 
 
+def check_sample(size: int, cohort: int) -> None:
+    """Refuse sub-cohorts that are larger than the cohort."""
+    if not 1 <= size <= cohort:
+        raise FedbilevelError(f"cannot ask {size} clients in one exchange of a round with {cohort} clients.")
+
+
 Participation = Everyone | Uniform | Independent | Fixed
 
 
-def participation(sample: "int | Participation | list[int] | tuple[int, ...] | None", clients: int) -> Participation:
+def participation(sample: Any, clients: int) -> Participation:
     """What the argument ``sample`` means: None is everyone, a number is so many per round, a list is these."""
     match sample:
         case None:
             chosen: Participation = Everyone()
-        case bool() | float() | str():
+        case Everyone() | Uniform() | Independent() | Fixed():
+            chosen = sample
+        case Integral() if not isinstance(sample, bool):
+            chosen = Uniform(int(sample))
+        case list() | tuple() if all(isinstance(i, Integral) for i in sample):
+            chosen = Fixed(tuple(int(i) for i in sample))
+        case _:
             raise FedbilevelError(
                 f"sample is a number of clients, Independent(probability) or a list of clients, not {sample!r}."
             )
-        case Everyone() | Uniform() | Independent() | Fixed():
-            chosen = sample
-        case list() | tuple():
-            chosen = Fixed(tuple(int(i) for i in sample))
-        case _:
-            chosen = Uniform(int(sample))
     chosen.check(clients)
     return chosen

@@ -1,8 +1,8 @@
 """What a round costs, found by tracing the algorithm on shapes: exchanges, floats, oracle calls. Nothing is run.
 
-A vector counts once per client: what a client was sent, it holds until the end of the round, and what it was sent last
-is held until the next one if the same clients take part (full participation). Blocks of a private x are never sent.
-Scalars that only steer (a time, a flag) are not counted as floats, but their bytes are.
+A vector counts once per client: what a client was sent, it holds until the end of the round, and what it was sent
+last is held until the next one if the same clients take part (full participation). Blocks of a private x are never
+sent. Scalars that only steer (a time, a flag) are not counted as floats, but their bytes are.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel.core import Algorithm, Carry, Clients, Key, Problem, Replies, Step, Tally
-from fedbilevel.engines.participation import Everyone, Participation
+from fedbilevel.engines.participation import Everyone, Participation, check_sample
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.task import Data, Layout, Task
 from fedbilevel.vectors import Vector, is_vector
@@ -56,7 +56,8 @@ class Exchange:
     bytes_down: int
     bytes_up: int
     oracles: Counter[str]
-    times: int | None = 1  # how often per round; None: a random number
+    times: int | None = 1  # how often per round; None: as often as a loop of random length says
+    later: bool = False  # in a loop: the iterations after the first, where clients hold more
     cohort: int | None = None  # a sub-cohort of this size
     broadcast: Any = field(default=None, repr=False)  # shapes, for those who must rebuild messages
     upload: Any = field(default=None, repr=False)
@@ -72,10 +73,20 @@ class Plan(NamedTuple):
     start: tuple[Exchange, ...]
     round: tuple[Exchange, ...]
     once: int = 0
+    loops: tuple[tuple[int, ...], tuple[int, ...]] = (
+        (),
+        (),
+    )  # exchanges in the bodies of loops, of init and of a round
+
+    def at(self, repeats: int) -> "Plan":
+        """The plan of a round whose loops of random length run so often."""
+        number = lambda e: max(0, repeats - 1) if e.later else min(1, repeats)
+        known = (replace(e, times=number(e)) if e.times is None else e for e in self.round)
+        return self._replace(round=tuple(known))
 
     def total(self, quantity: Callable[[Exchange], int]) -> int:
-        """A sum over the exchanges of a round (those repeated at random count once)."""
-        return sum(quantity(e) * (e.times or 1) for e in self.round)
+        """A sum over the exchanges of a round; loops of random length run once (see ``at``)."""
+        return sum(quantity(e) * (e.times or 0) for e in self.at(1).round)
 
     @property
     def exchanges(self) -> int:
@@ -95,10 +106,10 @@ class Plan(NamedTuple):
     def oracles(self) -> Counter[str]:
         """Oracle calls of each client."""
         result: Counter[str] = Counter()
-        for e in self.round:
+        for e in self.at(1).round:
             for name, count in e.oracles.items():
-                result[name] += count * (e.times or 1)
-        return result
+                result[name] += count * (e.times or 0)
+        return +result
 
 
 def split_vectors(tree: Any) -> tuple[list[Any], Any]:
@@ -113,14 +124,19 @@ def set_owned(program: Program, tree: Any, owned: bool) -> Any:
 
 
 class _PlannedReplies(Replies):
-    def __init__(self, upload: Any, cohort: int) -> None:
-        self._upload, self._cohort = upload, cohort
+    def __init__(self, upload: Any, everyone: int) -> None:
+        self._upload, self._everyone = upload, everyone
 
     def mean(self) -> Any:
         return self._upload
 
+    estimate = mean
+
     def stack(self) -> Any:
-        return jax.tree.map(lambda a: jnp.broadcast_to(a, (self._cohort, *jnp.shape(a))), self._upload)
+        return jax.tree.map(lambda a: jnp.broadcast_to(a, (self._everyone, *jnp.shape(a))), self._upload)
+
+    def replied(self) -> jax.Array:
+        return jnp.ones(self._everyone, bool)
 
 
 class _PlannedClients(Clients):
@@ -130,7 +146,9 @@ class _PlannedClients(Clients):
         self.program, self.data, self.cohort = program, data, cohort
         self.memory, self.held = memory, held
         self.exchanges: list[Exchange] = []
+        self.loops: list[int] = []
         self.times: int | None = 1
+        self.later = False
         self.sub: int | None = None
 
     def run(self, step: Step, *broadcast: Any) -> Replies:
@@ -153,12 +171,13 @@ class _PlannedClients(Clients):
                 bytes_up,
                 Counter(tally),
                 self.times,
+                self.later,
                 self.sub,
                 broadcast=shapes[0],
                 upload=shapes[1],
             )
         )
-        return _PlannedReplies(set_owned(program, upload, True), self.cohort)
+        return _PlannedReplies(set_owned(program, upload, True), program.layout.clients)
 
     def _size(self, message: Any, held: dict[int, Any]) -> tuple[int, int]:
         """Floats and bytes of what is new in a message; remembers it as held."""
@@ -176,9 +195,11 @@ class _PlannedClients(Clients):
         return floats, size
 
     def sample(self, size: int) -> "Clients":
+        check_sample(size, self.cohort)
         memory = self.memory if self.program.algorithm.remembers == "run" else None
         child = _PlannedClients(self.program, self.data, size, memory, dict(self.held))
-        child.exchanges, child.times, child.sub = self.exchanges, self.times, size
+        child.exchanges, child.loops, child.times, child.later = self.exchanges, self.loops, self.times, self.later
+        child.sub = size
         return child
 
     def weighted(self, weights: jax.Array) -> "Clients":
@@ -195,11 +216,22 @@ class _PlannedClients(Clients):
         return jax.random.key(0)
 
     def repeat(self, times: int | jax.Array, body: Callable[[Clients, Carry], Carry], carry: Carry) -> Carry:
-        before = self.times
-        self.times = None if before is None or not isinstance(times, int) else before * times
-        carry = body(self, carry)
-        self.times = before
-        return carry
+        """The body is traced twice: in later iterations clients hold what they got in the first."""
+        outside, was_later, first, number = self.times, self.later, len(self.exchanges), len(self.loops)
+        self.loops.append(0)
+        start = carry
+        for later in (False, True):
+            this = (times - 1 if later else 1) if isinstance(times, int) else None
+            self.times = None if this is None or outside is None else outside * (this if times else 0)
+            self.later = later
+            inner = len(self.loops)
+            carry = body(self, carry)
+            if later:
+                del self.loops[inner:]  # loops inside the body are numbered once
+            else:
+                self.loops[number] = len(self.exchanges) - first
+        self.times, self.later = outside, was_later
+        return start if isinstance(times, int) and times == 0 else carry
 
 
 def trace(program: Program, data: Data) -> Plan:
@@ -223,7 +255,8 @@ def trace(program: Program, data: Data) -> Plan:
         later = clients(program.participation, first.held)  # the second round is like all later ones
         program.algorithm.round(later, server)
         once = sum(e.bytes_down for e in first.exchanges) - sum(e.bytes_down for e in later.exchanges)
-        found.append(Plan(x.size, y.size, tuple(at_start.exchanges), tuple(later.exchanges), once))
+        plan = Plan(x.size, y.size, tuple(at_start.exchanges), tuple(later.exchanges), once)
+        found.append(plan._replace(loops=(tuple(at_start.loops), tuple(later.loops))))
 
     jax.eval_shape(dry_run, data)
     return found[0]
@@ -240,10 +273,10 @@ def plan(task: Task, algorithm: Algorithm, participation: Participation | None =
     return trace(Program(task.problem, algorithm, task.layout, participation or Everyone()), task.data)
 
 
-def shared_accounting(task: Task, algorithm: Algorithm) -> tuple[int, int]:
+def shared_accounting(task: Task, algorithm: Algorithm, participation: Participation | None = None) -> tuple[int, int]:
     """Floats down and up per round if all blocks of a private x were sent to and from everybody, as papers count."""
-    private = plan(task, algorithm)
+    private = plan(task, algorithm, participation)
     problem = replace(task.problem, private_x=False)
-    shared = trace(Program(problem, algorithm, task.layout, Everyone()), task.data)
+    shared = trace(Program(problem, algorithm, task.layout, participation or Everyone()), task.data)
     sent = len(task.clients)  # every vector of x has one block per client
     return private.down + sent * (shared.down - private.down), private.up + sent * (shared.up - private.up)

@@ -1,15 +1,14 @@
 """The simulator: clients are rows of arrays, and a whole round, and many rounds in a row, is one compiled program.
 
-Clients are visited one after the other with a running sum (``lax.scan``), which is fastest and needs the least
-memory on a CPU, or all at once (``vmap``), which suits a GPU. Only the cohort of a round is touched: its rows of the
-clients' memories and of a
-private x are taken out at the start of the round and put back at its end, so that a round costs the same among a
-hundred clients and among
-ten thousand.
+Clients are visited one after the other with a running sum (``lax.scan``), which is fastest and needs the least memory
+on a CPU, or all at once (``vmap``), which suits a GPU. Only the cohort of a round is touched: its rows of the
+clients' memories and of a private x are taken out at the start of the round and put back at its end, so that a round
+costs the same among a hundred clients and among ten thousand.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -17,9 +16,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedbilevel.core import Algorithm, Carry, Clients, Key, Replies, Step
-from fedbilevel.engines.participation import Cohort, Everyone, Participation
+from fedbilevel.core import Algorithm, Carry, Clients, Key, Replies, Step, mean_type
+from fedbilevel.engines.participation import Cohort, Everyone, Participation, check_sample
 from fedbilevel.engines.plan import Program, set_owned, split_vectors, trace
+from fedbilevel.errors import UnknownName
 from fedbilevel.task import Data, Task
 from fedbilevel.vectors import Vector, is_vector
 
@@ -45,30 +45,49 @@ class SimulationProgram(Program):
     """A program and how its clients are batched."""
 
     batching: Literal["scan", "vmap"] = "scan"
+    loops: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())  # of init and of a round, from the plan
 
 
 class _Replies(Replies):
-    def __init__(self, mean: Any, stacked: Any) -> None:
-        # One loop over the clients makes both; the compiler removes what the server program does not use.
-        self._mean, self._stacked = mean, stacked
+    """One loop over the clients makes mean and stack; the compiler removes what the server program does not use."""
+
+    def __init__(self, mean: Any, stacked: Any, scale: jax.Array, cohort: Cohort, everyone: int) -> None:
+        self._mean, self.of_cohort, self._scale, self._everyone = mean, stacked, scale, everyone
+        self._ids = cohort.ids if cohort.active is None else jnp.where(cohort.active, cohort.ids, everyone)
 
     def mean(self) -> Any:
         return self._mean
 
+    def estimate(self) -> Any:
+        scaled = lambda part: part if is_vector(part) and part.owned else jax.tree.map(self._scaled, part)
+        return jax.tree.map(scaled, self._mean, is_leaf=is_vector)
+
+    def _scaled(self, a: jax.Array) -> jax.Array:
+        return self._scale.astype(a.dtype) * a
+
     def stack(self) -> Any:
-        return self._stacked
+        spread = lambda a: jnp.zeros((self._everyone, *a.shape[1:]), a.dtype).at[self._ids].set(a, mode="drop")
+        return jax.tree.map(spread, self.of_cohort)
+
+    def replied(self) -> jax.Array:
+        return jnp.zeros(self._everyone, bool).at[self._ids].set(True, mode="drop")
+
+
+@dataclass
+class _Memory:
+    """What a cohort remembers: one row per client, shared by all views of the same clients."""
+
+    rows: Any
 
 
 @dataclass
 class _Round:
-    """What changes while the program of one round is traced: memories of the cohort, and the counts of the plan's
-    exchanges.
-    """
+    """What changes while the program of one round is traced: the counts of the plan's exchanges."""
 
-    memory: Any
     served: jax.Array
     calls: jax.Array
-    exchange: int  # number of the next one in the plan
+    exchange: int | jax.Array  # number of the next one in the plan; an array in the later iterations of a loop
+    loops: Iterator[int]  # exchanges in the body of the next loop
 
 
 class _Clients(Clients):
@@ -82,26 +101,28 @@ class _Clients(Clients):
         key: Key,
         cohort: Cohort,
         round: _Round,
+        memory: _Memory,
         entries: jax.Array | None = None,
     ) -> None:
         self.program, self.data, self.weights, self.key = program, data, weights, key
         self.whole_cohort, self.round, self.entries = cohort, round, entries
         self.cohort = cohort if entries is None else cohort.some(entries)
-        self.own_memory: Any = None  # of a sub-cohort that forgets at the end of the round
+        self.memory = memory
         self.keys_taken = 0
 
     def next_key(self) -> Key:
         self.keys_taken += 1
         return jax.random.fold_in(self.key, self.keys_taken - 1)
 
-    def run(self, step: Step, *broadcast: Any) -> Replies:
+    def run(self, step: Step, *broadcast: Any) -> _Replies:
         program, key, (ids, active) = self.program, self.next_key(), self.cohort
         self._count(len(ids) if active is None else active.sum(dtype=jnp.int32))
         parts, structure = split_vectors(set_owned(program, broadcast, False))
         private = [program.private(part) for part in parts]
         blocks = self._of_cohort([part for part, mine in zip(parts, private, strict=True) if mine])
         shares = self.weights[ids] if active is None else jnp.where(active, self.weights[ids], 0)
-        shares = shares / shares.sum()
+        total = shares.sum()
+        shares = shares / jnp.where(total > 0, total, 1)  # all weights may be 0
         upload_structure: list[Any] = []
 
         def visit(id: jax.Array, memory: Any, blocks: list[Any]) -> tuple[Any, list[Any], list[Any]]:
@@ -115,14 +136,16 @@ class _Clients(Clients):
             return memory, kept, [None if program.private(part) else part for part in sent]
 
         loop = _scan if program.batching == "scan" else _vmap
-        memory, kept, mean, stacked = loop(visit, (ids, self._memory(), blocks), active, shares)
+        memory, kept, mean, stacked = loop(visit, (ids, self._recall(), blocks), active, shares)
         self._remember(memory)
 
         def whole(sent: list[Any]) -> Any:
             own = iter([self._to_owners(block) for block in kept])
             return jax.tree.unflatten(upload_structure[0], [next(own) if part is None else part for part in sent])
 
-        return _Replies(whole(mean), whole(stacked))
+        count = len(ids) if active is None else active.sum()
+        scale = total * program.layout.clients / count
+        return _Replies(whole(mean), whole(stacked), scale, self.cohort, program.layout.clients)
 
     def _count(self, clients: int | jax.Array) -> None:
         round = self.round
@@ -145,31 +168,33 @@ class _Clients(Clients):
         return Vector(jax.tree.map(spread, block.tree), "x", owned=True)
 
     @property
-    def _keeps_own(self) -> bool:
-        return self.entries is not None and self.program.algorithm.remembers != "run"
+    def _some_of_many(self) -> bool:
+        """Whether the memory has rows for the whole cohort, of which only some are these clients'."""
+        return self.entries is not None and self.program.algorithm.remembers == "run"
 
-    def _memory(self) -> Any:
-        return self.own_memory if self._keeps_own else self._of_cohort(self.round.memory)
+    def _recall(self) -> Any:
+        return self._of_cohort(self.memory.rows) if self._some_of_many else self.memory.rows
 
-    def _remember(self, memory: Any) -> None:
-        if self._keeps_own:
-            self.own_memory = memory
-        elif self.entries is None:
-            self.round.memory = memory
-        else:
-            self.round.memory = jax.tree.map(lambda a, new: a.at[self.entries].set(new), self.round.memory, memory)
+    def _remember(self, rows: Any) -> None:
+        if self._some_of_many:
+            rows = jax.tree.map(lambda a, new: a.at[self.entries].set(new), self.memory.rows, rows)
+        self.memory.rows = rows
 
     def sample(self, size: int) -> "Clients":
         ids, active = self.cohort
+        check_sample(size, len(ids))
         luck = jax.random.uniform(self.next_key(), (len(ids),))
         entries = lax.top_k(luck if active is None else jnp.where(active, luck, -1), size)[1]
         entries = entries if self.entries is None else self.entries[entries]
-        return _Clients(self.program, self.data, self.weights, self.next_key(), self.whole_cohort, self.round, entries)
+        memory = self.memory if self.program.algorithm.remembers == "run" else _Memory(None)
+        return self._view(self.weights, memory, entries)
 
     def weighted(self, weights: jax.Array) -> "Clients":
-        same = _Clients(self.program, self.data, weights, self.next_key(), self.whole_cohort, self.round, self.entries)
-        same.own_memory = self.own_memory
-        return same
+        return self._view(weights, self.memory, self.entries)
+
+    def _view(self, weights: jax.Array, memory: _Memory, entries: jax.Array | None) -> "_Clients":
+        key = self.next_key()
+        return _Clients(self.program, self.data, weights, key, self.whole_cohort, self.round, memory, entries)
 
     def project_x(self, x: Vector) -> Vector:
         return self.program.problem.nearest(x)
@@ -178,19 +203,34 @@ class _Clients(Clients):
         return self.program.problem.nearest(y)
 
     def repeat(self, times: int | jax.Array, body: Callable[[Clients, Carry], Carry], carry: Carry) -> Carry:
-        round, first, loop_key = self.round, self.round.exchange, self.next_key()
+        round, first, loop_key, length = self.round, self.round.exchange, self.next_key(), next(self.round.loops)
         outside = self.key, self.keys_taken
 
         def iteration(i: jax.Array, state: Any) -> Any:
-            carry, self.own_memory, round.memory, round.served, round.calls = state
-            round.exchange, self.key, self.keys_taken = first, jax.random.fold_in(loop_key, i), 0
+            carry, self.memory.rows, round.served, round.calls = state
+            # The plan lists the exchanges of a loop twice: for the first iteration and for later ones.
+            round.exchange = first + jnp.where(i == 0, 0, length)
+            self.key, self.keys_taken = jax.random.fold_in(loop_key, i), 0
             carry = body(self, carry)
-            return carry, self.own_memory, round.memory, round.served, round.calls
+            return carry, self.memory.rows, round.served, round.calls
 
-        state = (carry, self.own_memory, round.memory, round.served, round.calls)
-        carry, self.own_memory, round.memory, round.served, round.calls = lax.fori_loop(0, times, iteration, state)
+        state = (carry, self.memory.rows, round.served, round.calls)
+        if self.memory.rows is None and self.program.algorithm.remembers == "round":
+            state = self._with_memory_of(iteration, state)
+        carry, self.memory.rows, round.served, round.calls = lax.fori_loop(0, times, iteration, state)
         self.key, self.keys_taken = outside
+        round.exchange = first + 2 * length
         return carry
+
+    def _with_memory_of(self, iteration: Callable[..., Any], state: Any) -> Any:
+        """A loop whose body makes the first memory of the round: the loop needs its shape beforehand."""
+        before = self.round.exchange, self.key, self.keys_taken
+        self.round.loops, again = itertools.tee(self.round.loops)
+        _, memory, _, _ = jax.eval_shape(iteration, 0, state)
+        self.round.exchange, self.key, self.keys_taken = before
+        self.round.loops = again
+        carry, _, served, calls = state
+        return carry, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), memory), served, calls
 
 
 def _column(mask: jax.Array, like: jax.Array) -> jax.Array:
@@ -213,7 +253,7 @@ def _scan(visit: Callable[..., Any], each: Any, active: jax.Array | None, shares
         total = jax.tree.map(lambda t, u: t + share.astype(t.dtype) * u, total, sent)
         return total, (memory, kept, sent)
 
-    nothing = jax.tree.map(lambda z: z if jnp.issubdtype(z.dtype, jnp.floating) else z.astype(float), zeros[2])
+    nothing = jax.tree.map(lambda z: z.astype(mean_type(z.dtype)), zeros[2])
     mean, (memory, kept, stacked) = lax.scan(body, nothing, (each, active, shares))
     return memory, kept, mean, stacked
 
@@ -225,7 +265,9 @@ def _vmap(visit: Callable[..., Any], each: Any, active: jax.Array | None, shares
         stacked = jax.tree.map(lambda a: jnp.where(_column(active, a), a, 0), stacked)
         if jax.tree.structure(memory) == jax.tree.structure(each[1]):
             memory = jax.tree.map(lambda old, new: jnp.where(_column(active, new), new, old), each[1], memory)
-    mean = jax.tree.map(lambda a: jnp.tensordot(shares.astype(jnp.result_type(a.dtype, jnp.bfloat16)), a, 1), stacked)
+    mean = jax.tree.map(
+        lambda a: jnp.tensordot(shares.astype(mean_type(a.dtype)), a.astype(mean_type(a.dtype)), 1), stacked
+    )
     return memory, kept, mean, stacked
 
 
@@ -256,23 +298,27 @@ def _start(program: SimulationProgram, exchanges: int, data: Data, key: Key, x: 
     traces.append("start")
     problem, algorithm, everyone = program.problem, program.algorithm, program.layout.clients
     x0, y0 = problem.start(jax.random.fold_in(key, 0))
-    y = y0 if y is None else Vector(y, "y")
+    y = problem.nearest(y0 if y is None else Vector(y, "y"))
     if problem.private_x:
-        block, copies = x0, jax.tree.map(lambda a: jnp.broadcast_to(a, (everyone, *a.shape)), x0.tree)
+        copies = jax.tree.map(lambda a: jnp.broadcast_to(a, (everyone, *a.shape)), x0.tree)
         x = Vector(copies if x is None else x, "x", owned=True)
     else:
-        x = block = x0 if x is None else Vector(x, "x")
+        x = x0 if x is None else Vector(x, "x")
+    x = problem.nearest(x)
     memory = None
-    if algorithm.remembers == "run":
-        memory = jax.tree.map(lambda a: jnp.repeat(a[None], everyone, 0), algorithm.memory(block, y))
+    if algorithm.remembers == "run" and problem.private_x:
+        memory = jax.vmap(lambda block: algorithm.memory(Vector(block, "x"), y))(x.tree)
+    elif algorithm.remembers == "run":
+        memory = jax.tree.map(lambda a: jnp.repeat(a[None], everyone, 0), algorithm.memory(x, y))
     start_key = jax.random.fold_in(key, 1)
     cohort = program.first_participation.draw(start_key, everyone)
     counts = jnp.zeros(exchanges, jnp.int32)
-    round = _Round(_rows(memory, cohort.ids), counts, counts, exchange=0)
-    server = algorithm.init(_Clients(program, data, data.weights, start_key, cohort, round), x, y)
+    round = _Round(counts, counts, 0, iter(program.loops[0]))
+    kept = _Memory(_rows(memory, cohort.ids))
+    server = algorithm.init(_Clients(program, data, data.weights, start_key, cohort, round, kept), x, y)
     if memory is not None:
-        memory = _put_back(memory, cohort.ids, round.memory)
-    return State(key, server, memory, jnp.asarray(0), _finite(server), round.served, round.calls)
+        memory = _put_back(memory, cohort.ids, kept.rows)
+    return State(key, server, memory, jnp.asarray(0), _finite((server, memory)), round.served, round.calls)
 
 
 @partial(jax.jit, static_argnames=("program", "first_exchange"))
@@ -286,10 +332,11 @@ def _advance(program: SimulationProgram, first_exchange: int, data: Data, state:
         server, memory = state.server, state.memory
         if not everyone:
             server, memory = _each_owned(lambda v: _rows(v, cohort.ids), server), _rows(memory, cohort.ids)
-        round = _Round(memory, state.served, state.calls, first_exchange)
-        server = algorithm.round(_Clients(program, data, data.weights, work, cohort, round), server)
-        memory = round.memory if algorithm.remembers == "run" else None
-        finite = _finite(server)
+        round = _Round(state.served, state.calls, first_exchange, iter(program.loops[1]))
+        kept = _Memory(memory)
+        server = algorithm.round(_Clients(program, data, data.weights, work, cohort, round, kept), server)
+        memory = kept.rows if algorithm.remembers == "run" else None
+        finite = _finite((server, memory))
         if not everyone:
             server = _each_owned(lambda old, new: _put_back(old, cohort.ids, new), state.server, server)
             memory = _put_back(state.memory, cohort.ids, memory)
@@ -304,12 +351,15 @@ class _Watched(_Clients):
 
     spread: dict[str, jax.Array] | None = None
 
-    def run(self, step: Step, *broadcast: Any) -> Replies:
+    def run(self, step: Step, *broadcast: Any) -> _Replies:
         replies = super().run(step, *broadcast)
         if self.spread is None:
             weights = self.weights[self.cohort.ids]
             weights = weights if self.cohort.active is None else jnp.where(self.cohort.active, weights, 0)
-            mean, (parts, _) = replies.mean(), jax.tree_util.tree_flatten_with_path(replies.stack(), is_leaf=is_vector)
+            mean, (parts, _) = (
+                replies.mean(),
+                jax.tree_util.tree_flatten_with_path(replies.of_cohort, is_leaf=is_vector),
+            )
             self.spread = {}
             for (path, each), middle in zip(parts, split_vectors(mean)[0], strict=True):
                 if is_vector(each) and not each.owned:
@@ -325,8 +375,9 @@ class _Watched(_Clients):
 def _spread(program: SimulationProgram, first_exchange: int, data: Data, state: State) -> dict[str, jax.Array]:
     draw, work = jax.random.split(jax.random.fold_in(jax.random.fold_in(state.key, 2), state.round))
     cohort = program.participation.draw(draw, program.layout.clients)
-    round = _Round(_rows(state.memory, cohort.ids), state.served, state.calls, first_exchange)
-    clients = _Watched(program, data, data.weights, work, cohort, round)
+    round = _Round(state.served, state.calls, first_exchange, iter(program.loops[1]))
+    memory = _Memory(_rows(state.memory, cohort.ids))
+    clients = _Watched(program, data, data.weights, work, cohort, round, memory)
     program.algorithm.round(clients, _each_owned(lambda v: _rows(v, cohort.ids), state.server))
     return clients.spread or {}
 
@@ -345,11 +396,14 @@ class Simulation:
     def __init__(
         self, task: Task, algorithm: Algorithm, participation: Participation | None = None, batching: Batching = "auto"
     ) -> None:
+        if batching not in ("auto", "scan", "vmap"):
+            raise UnknownName("batching", str(batching), ["auto", "scan", "vmap"])
         if batching == "auto":
             batching = "scan" if jax.default_backend() == "cpu" else "vmap"
         self.task = task
         self.program = SimulationProgram(task.problem, algorithm, task.layout, participation or Everyone(), batching)
         self.plan = trace(self.program, task.data)
+        self.program = replace(self.program, loops=self.plan.loops)
 
     def start(self, seed: int, x: Any = None, y: Any = None) -> State:
         """The state before the first round; x and y replace what the problem's ``init`` gives."""

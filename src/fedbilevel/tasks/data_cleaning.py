@@ -2,16 +2,14 @@
 
 Every client has training samples, some with wrong labels, and a few clean validation samples. x holds one number per
 training sample, whose sigmoid is the weight of that sample; y is the model trained with these weights on everybody's
-samples; x is chosen
-so that y does best on everybody's validation samples::
+samples; x is chosen so that y does best on everybody's validation samples::
 
-    min_x  1/M sum_m mean_n loss(y_x; val_mn)      y_x = argmin_y  1/M sum_m mean_n sigmoid(x_mn) loss(y; train_mn) +
-    l2/2 |y|^2
+    min_x  1/M sum_m mean_n loss(y_x; val_mn)
+    y_x = argmin_y  1/M sum_m mean_n sigmoid(x_mn) loss(y; train_mn) + l2/2 |y|^2
 
 Client m's validation samples all come from one class, so that no client can clean alone (Li, Huang, Huang:
 "Communication-Efficient Federated Bilevel Optimization with Global and Local Lower Level Problems", NeurIPS 2023,
-section 5.1). Client m's block of x
-concerns only its own samples: it is private and never sent.
+section 5.1). Client m's block of x concerns only its own samples: it is private and never sent.
 """
 
 import csv
@@ -81,14 +79,16 @@ def data_cleaning(
         hidden: width of the hidden layer of the model; 0 is logistic regression.
         l2: weight decay.
         batch_size: training rows per batch (validation rows are always all used).
-        private: whether every client keeps its sample weights (False: all weights are sent to everybody, as the
-            paper counts).
+        private: whether every client keeps its sample weights (False: all weights are sent to everybody, as the paper
+            counts).
         seed: of the split and of the corruption.
     """
     if data != "digits":
         raise UnknownName("data set for data-cleaning", data, ["digits"])
     if not 0 <= corruption < 1:
         raise FedbilevelError(f"data-cleaning: corruption is a share from 0 to below 1, not {corruption}.")
+    if hidden < 0 or not l2 >= 0 or seed < 0:
+        raise FedbilevelError("data-cleaning: hidden, l2 and seed must not be negative.")
     digits: Any = load_digits()
     images, labels = (digits.data / 16).astype(np.float32), digits.target.astype(np.int32)
     rng = np.random.default_rng(seed)

@@ -5,8 +5,8 @@ Client m has::
     g_m(x, y) = 1/2 y' A_m y - y' (B_m x + b_m)
     f_m(x, y) = 1/2 (y - s_m)' P_m (y - s_m) + 1/2 (x - t_m)' R_m (x - t_m)
 
-so that, with bars for weighted means, y*(x) = Abar^-1 (Bbar x + bbar), u* = Abar^-1 mean P_m (y* - s_m) and
-grad h = mean R_m (x - t_m) + Bbar' u*. With a local lower level every client has its own y_m*(x) and u_m*.
+so that, with bars for weighted means, y*(x) = Abar^-1 (Bbar x + bbar), u* = Abar^-1 mean P_m (y* - s_m) and grad h =
+mean R_m (x - t_m) + Bbar' u*. With a local lower level every client has its own y_m*(x) and u_m*.
 """
 
 from dataclasses import dataclass, field
@@ -170,8 +170,8 @@ def quadratic(
     """A quadratic problem with known solution.
 
     Args:
-        variant: T1 random heterogeneous clients, T2 the scalar example of bias, T3 identical clients, T4 is T1 with
-            a local lower level.
+        variant: T1 random heterogeneous clients, T2 the scalar example of bias, T3 identical clients, T4 is T1 with a
+            local lower level.
         clients: number of clients (not for T2).
         p: dimension of x (not for T2).
         d: dimension of y (not for T2).
@@ -180,6 +180,8 @@ def quadratic(
     """
     if variant not in ("T1", "T2", "T3", "T4"):
         raise FedbilevelError(f"quadratic: variant is T1, T2, T3 or T4, not '{variant}'.")
+    if min(clients, p, d) < 1 or not heterogeneity >= 0 or seed < 0:
+        raise FedbilevelError("quadratic: clients, p and d must be at least 1, heterogeneity and seed not negative.")
     options = {"variant": variant, "clients": clients, "p": p, "d": d, "heterogeneity": heterogeneity, "seed": seed}
     if variant == "T2":
         return Quadratic.scalar().task(**options)
