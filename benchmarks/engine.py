@@ -119,10 +119,10 @@ def by_hand(task: fb.Task) -> Callable[[int], None]:
 def by_torch(task: fb.Task) -> Callable[[int], None] | None:
     """The same arithmetic as research code usually does it."""
     try:
-        import torch
+        import torch  # pyright: ignore[reportMissingImports]
     except ImportError:
         return None
-    from torch.nn import functional
+    from torch.nn import functional  # pyright: ignore[reportMissingImports]
 
     split = {
         name: {k: torch.from_numpy(np.array(v)) for k, v in shards.arrays.items()}

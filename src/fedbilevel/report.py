@@ -1,6 +1,7 @@
 """What people look at: the table and the picture of a finished run."""
 
 from pathlib import Path
+from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -49,16 +50,20 @@ def curves(finished: Finished) -> Path:
     FigureCanvasAgg(figure)
     for number, metric in enumerate(metrics, 1):
         axes = figure.add_subplot(1, len(metrics), number)
-        for title, each in _runs(finished):
-            if _says_something(metric, each, finished):
-                points = [(row["round"], row[metric]) for row in each.history]
-                own = each is result
-                axes.plot(
-                    *zip(*points, strict=True), label=title, linewidth=2 if own else 1.2, linestyle="-" if own else "--"
-                )
+        settled = []  # values after the first tenth of the rounds
+        for color, (title, each) in enumerate(_runs(finished)):
+            if not _says_something(metric, each, finished):
+                continue
+            rounds, values = [row["round"] for row in each.history], [row[metric] for row in each.history]
+            style: dict[str, Any] = {"linewidth": 2.2} if each is result else {"linewidth": 1.2, "linestyle": "--"}
+            axes.plot(rounds, values, label=title, color=f"C{color}", **style)
+            settled += [v for r, v in zip(rounds, values, strict=True) if r >= rounds[-1] / 10]
         values = [row[metric] for row in result.history]
         if min(values) > 0 and max(values) > 100 * min(values):
             axes.set_yscale("log")
+        else:  # the first steps would hide the differences that matter
+            margin = 0.15 * (max(settled) - min(settled)) or 0.1
+            axes.set_ylim(min(settled) - margin, max(settled) + margin)
         axes.set_xlabel("round")
         axes.set_title(task.headline.get(metric, metric))
         axes.grid(alpha=0.3)
