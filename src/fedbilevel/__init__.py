@@ -3,7 +3,20 @@
 from importlib.metadata import version
 
 from fedbilevel import diagnostics, schedules, tasks, vectors
-from fedbilevel.algorithms import ALGORITHMS, FedAvg, FedBiO, FedBiOAcc
+from fedbilevel.algorithms import (
+    ALGORITHMS,
+    F2SA,
+    AggITD,
+    FedAvg,
+    FedBiO,
+    FedBiOAcc,
+    FedMSA,
+    FedNest,
+    LFedNest,
+    MeFBO,
+    ShroFBO,
+    SimFBO,
+)
 from fedbilevel.core import Algorithm, Client, Clients, Objective, Problem, Replies, parameter
 from fedbilevel.engines.participation import Independent
 from fedbilevel.engines.plan import plan
@@ -17,7 +30,9 @@ __version__ = version("fedbilevel")
 
 __all__ = [
     "ALGORITHMS",
+    "F2SA",
     "TASKS",
+    "AggITD",
     "Algorithm",
     "Client",
     "Clients",
@@ -25,13 +40,19 @@ __all__ = [
     "FedAvg",
     "FedBiO",
     "FedBiOAcc",
+    "FedMSA",
+    "FedNest",
     "FedbilevelError",
     "Independent",
+    "LFedNest",
+    "MeFBO",
     "Objective",
     "Problem",
     "Reference",
     "Replies",
     "Result",
+    "ShroFBO",
+    "SimFBO",
     "Stopped",
     "Task",
     "Vector",

@@ -1,0 +1,138 @@
+"""FedNest."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+
+from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
+from fedbilevel.vectors import Vector
+
+
+class Server(NamedTuple):
+    """The upper and the lower variable."""
+
+    x: Vector
+    y: Vector
+
+
+@dataclass(frozen=True)
+class FedNest(Algorithm):
+    """FedNest: corrected local steps on y, a federated Neumann series, corrected local steps on x.
+
+    Tarzanagh, Li, Thrampoulidis, Oymak: "FedNest: Federated Bilevel, Minimax, and Compositional Optimization", ICML
+    2022, Algorithms 1 to 4. Every round makes T times FedInn, then FedIHGP and FedOut, where nu counts local steps
+    and the same batch serves both gradients of a correction::
+
+        FedInn    q = mean grad_y g(x, y)
+                  y_{nu+1} = y_nu - beta / tau_in ( grad_y g(x, y_nu) - grad_y g(x, y) + q )           averaged
+        FedIHGP   p_0 = N / l mean grad_y f,   p_n = mean (I - d2yy g / l) p_{n-1} for n = 1 .. N'
+        FedOut    h = mean ( grad_x f - d2xy g p_{N'} )
+                  x_{nu+1} = x_nu - alpha / tau_out ( grad_x f(x_nu, y) - grad_x f(x, y) + h )         averaged
+
+    N' is uniform on 0 .. N-1, so that the mean of p_{N'} is the Neumann series of N terms. ``full_series`` sums these
+    N terms instead: N' = N - 1 exchanges, and no randomness of its own.
+
+    ========  =================   =====================
+    paper     name                meaning
+    ========  =================   =====================
+    alpha     lr_upper            step of x, over all local steps of a round together
+    beta      lr_lower            step of y, over all local steps of a FedInn together
+    1 / l     lr_adjoint          step of the series; l bounds the curvature of g in y
+    T         inner_rounds        how often FedInn is made
+    tau_in    local_steps         local steps on y
+    tau_out   local_steps_upper   local steps on x
+    N         terms               terms of the series
+    -         full_series         all terms of the series instead of a random one
+    ========  =================   =====================
+
+    2T + N' + 3 exchanges per round: 2p + (2T + N' + 1)d floats down and up with full participation (a client that
+    missed the last round needs y, too: d more down); T (1 + 2 tau_in) Gg, 2 + 2 tau_out Gf, N' H and 1 J per client.
+    Assumes g strongly convex in y. This does not follow the paper's text, which was not at hand: a reconstruction. It
+    is exact on heterogeneous clients for any number of local steps, up to the rest (I - d2yy g / l)^N of the series.
+    A random N' has a variance that grows with N. The paper draws new clients for every exchange; here those of the
+    round serve them all, so with partial participation the series is that of their own Hessian. Where the problem has
+    constraints, every local step is projected.
+    """
+
+    lr_upper: float = parameter(20.0, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
+    lr_lower: float = parameter(0.5, "step of the lower variable y", above=0, tune=(1e-3, 2.0))
+    lr_adjoint: float = parameter(0.1, "step of the Neumann series", above=0, tune=(1e-3, 2.0))
+    inner_rounds: int = parameter(1, "how often y is averaged in a round", least=1)
+    local_steps: int = parameter(5, "local steps on y between averages", least=1)
+    local_steps_upper: int = parameter(1, "local steps on x between averages", least=1)
+    terms: int = parameter(5, "terms of the Neumann series", least=1)
+    full_series: bool = parameter(False, "sum all terms of the series instead of drawing one")
+
+    def init(self, clients: Clients, x: Vector, y: Vector) -> Server:
+        return Server(x, y)
+
+    def round(self, clients: Clients, server: Server) -> Server:
+        x, y = server
+        y = clients.repeat(self.inner_rounds, lambda clients, y: self.inner(clients, x, y), y)
+        h = clients.run(self.hypergradient, x, y, self.adjoint(clients, x, y)).mean()
+        return Server(clients.project_x(x + clients.run(self.descend_upper, x, y, h).mean()), y)
+
+    def inner(self, clients: Clients, x: Vector, y: Vector) -> Vector:
+        """FedInn."""
+        q = clients.run(self.lower_gradient, x, y).mean()
+        return clients.project_y(y + clients.run(self.descend_lower, x, y, q).mean())
+
+    def adjoint(self, clients: Clients, x: Vector, y: Vector) -> Vector:
+        """FedIHGP: [d2yy g]^-1 grad_y f, with the Hessian of all clients."""
+
+        def following(clients: Clients, p: Vector) -> Vector:
+            return p - self.lr_adjoint * clients.run(self.hessian, x, y, p).mean()
+
+        def add_term(clients: Clients, carry: tuple[Vector, Vector]) -> tuple[Vector, Vector]:
+            p, series = carry
+            p = following(clients, p)
+            return p, series + p
+
+        p = self.lr_adjoint * clients.run(self.upper_gradient, x, y).mean()
+        if self.terms == 1:
+            return p
+        if self.full_series:
+            return clients.repeat(self.terms - 1, add_term, (p, p))[1]
+        last = jax.random.randint(clients.next_key(), (), 0, self.terms)
+        return clients.repeat(last, following, self.terms * p)
+
+    def lower_gradient(self, client: Client, memory: None, key: Key, x: Vector, y: Vector) -> tuple[None, Vector]:
+        return memory, client.g.dy(x, y, key)
+
+    def descend_lower(
+        self, client: Client, memory: None, key: Key, x: Vector, y: Vector, q: Vector
+    ) -> tuple[None, Vector]:
+        def step(y_nu: Vector, key: Key, _: Any) -> Vector:
+            y_nu = client.project_y(y_nu)
+            corrected = client.g.dy(x, y_nu, key) - client.g.dy(x, y, key) + q
+            return y_nu - self.lr_lower / self.local_steps * corrected
+
+        return memory, client.repeat(self.local_steps, step, y, key) - y
+
+    def upper_gradient(self, client: Client, memory: None, key: Key, x: Vector, y: Vector) -> tuple[None, Vector]:
+        return memory, client.f.dy(x, y, key)
+
+    def hessian(self, client: Client, memory: None, key: Key, x: Vector, y: Vector, p: Vector) -> tuple[None, Vector]:
+        return memory, client.g.dyy(x, y, p, key)
+
+    def hypergradient(
+        self, client: Client, memory: None, key: Key, x: Vector, y: Vector, p: Vector
+    ) -> tuple[None, Vector]:
+        xi, zeta = jax.random.split(key)
+        return memory, client.f.dx(x, y, xi) - client.g.dxy(x, y, p, zeta)
+
+    def descend_upper(
+        self, client: Client, memory: None, key: Key, x: Vector, y: Vector, h: Vector
+    ) -> tuple[None, Vector]:
+        """Only the direct part follows x; the indirect part stays as it is in h."""
+
+        def step(x_nu: Vector, key: Key, _: Any) -> Vector:
+            x_nu = client.project_x(x_nu)
+            corrected = client.f.dx(x_nu, y, key) - client.f.dx(x, y, key) + h
+            return x_nu - self.lr_upper / self.local_steps_upper * corrected
+
+        return memory, client.repeat(self.local_steps_upper, step, x, key) - x
+
+    def solution(self, server: Server, memory: None) -> tuple[Vector, Vector]:
+        return server.x, server.y

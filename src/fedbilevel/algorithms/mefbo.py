@@ -1,0 +1,119 @@
+"""MeFBO."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
+from fedbilevel.schedules import Schedule, power
+from fedbilevel.vectors import Vector, add
+
+
+class Triple(NamedTuple):
+    """The upper variable x, the lower variable y, and theta, the proximal point of y; or a direction for each."""
+
+    x: Vector
+    y: Vector
+    theta: Vector
+
+
+class Server(NamedTuple):
+    """The point, and the number t of the next round, from 0."""
+
+    z: Triple
+    t: jax.Array
+
+
+@dataclass(frozen=True)
+class MeFBO(Algorithm):
+    """MeFBO: gradients only; the lower level becomes a penalty on g minus its Moreau envelope.
+
+    "MeFBO: A Moreau Envelope Based First-order Stochastic Gradient Method for Nonconvex Federated Bilevel
+    Optimization", Algorithm 1 and eq. (8)-(12).
+
+    The saddle problem  min_{x, y} max_theta  f(x, y) / c + g(x, y) - g(x, theta) - |theta - y|^2 / (2 gamma)  is
+    linear in f and g. Client i makes the steps k = 0 .. tau - 1, with one batch of f and one of g for all terms of a
+    step, on all three variables at once, and sends the means of its directions; the server takes one step and
+    projects::
+
+        h_theta = grad_y g(x, theta) + (theta - y) / gamma
+        h_y     = grad_y f(x, y) / c_t + grad_y g(x, y) - (y - theta) / gamma
+        h_x     = grad_x f(x, y) / c_t + grad_x g(x, y) - grad_x g(x, theta)
+
+    (x, y, theta)_i <- (x, y, theta)_i - eta h_i (x, y, theta)   <- Proj( (x, y, theta) - lambda (n / |C|) sum_{i in
+    C} w_i mean_k h_i )
+
+    ==============  ==============   =====================
+    paper           name             meaning
+    ==============  ==============   =====================
+    lambda_x        lr_upper         step of x on the server
+    lambda_y        lr_lower         ... of y
+    lambda_theta    lr_prox          ... of theta
+    eta_x           local_lr_upper   step of x on the clients
+    eta_y           local_lr_lower   ... of y
+    eta_theta       local_lr_prox    ... of theta
+    c_t             penalty          penalty c (t + 1)^p, written power(c, p); p in (0, 1/4) in the theory
+    gamma           prox             proximal parameter; below 1 / (2 L) in the theory, L the smoothness of g
+    tau             local_steps      local steps between exchanges
+    ==============  ==============   =====================
+
+    One exchange per round: p + 2d floats down and up; tau (1 Gf, 2 Gg) per client, no second derivatives. Assumes f
+    Lipschitz, f and g smooth, bounded heterogeneity; g need not be convex in y. Follows the paper, also in that only
+    the server projects. The first theta, which the paper leaves open, is y. The limit is that of the penalised
+    problem: for g with curvature mu, y misses y*(x) by about (1 + gamma mu) / (c gamma mu^2) times grad_y f, on
+    identical clients, too. h_x is of order 1 / c; with equal steps for y and theta and gamma L of order 1, the step
+    of x may grow with c. Theta must keep up with y: where gamma L is small, lambda_y must be below lambda_theta. The
+    defaults are stable on quadratics; the steps of the paper's experiments (0.1, 0.1, 0.07 with gamma 0.015) are not.
+    With tau > 1 and constant eta the limit is also displaced by client drift. Cohorts without replacement, with
+    weights n w_i / |C|.
+    """
+
+    lr_upper: float = parameter(0.1, "server step of the upper variable x", above=0, tune=(1e-3, 1e3))
+    lr_lower: float = parameter(0.05, "server step of the lower variable y", above=0, tune=(1e-3, 2.0))
+    lr_prox: float = parameter(0.1, "server step of the proximal point theta", above=0, tune=(1e-3, 2.0))
+    local_lr_upper: float = parameter(0.1, "client step of the upper variable x", least=0, tune=(1e-3, 1e3))
+    local_lr_lower: float = parameter(0.05, "client step of the lower variable y", least=0, tune=(1e-3, 2.0))
+    local_lr_prox: float = parameter(0.1, "client step of the proximal point theta", least=0, tune=(1e-3, 2.0))
+    penalty: Schedule = parameter(power(2.7, 0.001), "weight of the lower level against f; may grow", above=0)
+    prox: float = parameter(0.1, "proximal parameter of the Moreau envelope", above=0, tune=(1e-3, 1.0))
+    local_steps: int = parameter(1, "local steps between exchanges", least=1)
+
+    def init(self, clients: Clients, x: Vector, y: Vector) -> Server:
+        return Server(Triple(x, y, theta=y), jnp.asarray(0))
+
+    def round(self, clients: Clients, server: Server) -> Server:
+        z, h = server.z, clients.run(self.descend, *server).estimate()
+        x = clients.project_x(z.x - self.lr_upper * h.x)
+        y = clients.project_y(z.y - self.lr_lower * h.y)
+        theta = clients.project_y(z.theta - self.lr_prox * h.theta)
+        return Server(Triple(x, y, theta), server.t + 1)
+
+    def descend(self, client: Client, memory: None, key: Key, z: Triple, t: jax.Array) -> tuple[None, Triple]:
+        def step(carry: tuple[Triple, Triple], key: Key, _: Any) -> tuple[Triple, Triple]:
+            z, total = carry
+            h = self.directions(client, z, t, key)
+            moved = Triple(
+                x=z.x - self.local_lr_upper * h.x,
+                y=z.y - self.local_lr_lower * h.y,
+                theta=z.theta - self.local_lr_prox * h.theta,
+            )
+            return moved, add(total, h)
+
+        nothing = Triple(*(0 * v for v in z))
+        _, total = client.repeat(self.local_steps, step, (z, nothing), key)
+        return memory, Triple(*(v / self.local_steps for v in total))
+
+    def directions(self, client: Client, z: Triple, t: jax.Array, key: Key) -> Triple:
+        """A client's share of the directions that descend in x and y and ascend in theta."""
+        (x, y, theta), c = z, self.penalty(t)
+        xi, zeta = jax.random.split(key)
+        fx, fy = client.f.gradients(x, y, xi)
+        gx, gy = client.g.gradients(x, y, zeta)
+        gx_theta, gy_theta = client.g.gradients(x, theta, zeta)
+        pull = (theta - y) / self.prox
+        return Triple(x=fx / c + gx - gx_theta, y=fy / c + gy + pull, theta=gy_theta + pull)
+
+    def solution(self, server: Server, memory: None) -> tuple[Vector, Vector]:
+        return server.z.x, server.z.y
