@@ -76,7 +76,8 @@ class Experiment:
             known, chosen = found[0]
             chosen[name] = convert(key, text, known[name])
         task = make(**for_task)
-        suggested = {name: value for name, value in task.suggested.items() if name in hyper}
+        advice = task.suggested.get(self.algorithm, task.suggested.get("*", {}))
+        suggested = {name: value for name, value in advice.items() if name in hyper}
         return task, kind(**{**suggested, **for_algorithm})
 
     def participation(self) -> int | Participation | list[int] | None:

@@ -83,8 +83,8 @@ class Task:
         references: runs to compare with.
         files: ``files(x, y, folder)`` writes what a user of this task wants to keep.
         headline: the metrics of the summary table, as {name: heading}.
-        suggested: hyper-parameters that suit this task better than an algorithm's defaults; the command line uses
-            them where none are given.
+        suggested: hyper-parameters that suit this task better than an algorithm's defaults, by the name of the
+            algorithm or "*" for all others; the command line uses them where none are given.
     """
 
     problem: Problem
@@ -97,7 +97,7 @@ class Task:
     references: Sequence[Reference] = ()
     files: Callable[[Tree, Tree, Path], Sequence[Path]] | None = None
     headline: Mapping[str, str] = field(default_factory=dict)
-    suggested: Mapping[str, Any] = field(default_factory=dict)
+    suggested: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(self.clients) == 0:
