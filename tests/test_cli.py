@@ -143,6 +143,8 @@ def test_an_interrupted_run_saves_what_it_had(tmp_path: Path) -> None:
         process.kill()
     assert process.returncode == 130
     assert "interrupted" in errors
+    assert "is in here" in errors
+    assert (tmp_path / "here" / "state.safetensors").exists()
     assert "Traceback" not in errors
 
 

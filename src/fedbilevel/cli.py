@@ -71,7 +71,7 @@ def run(
         else:
             _run_and_show(experiment, out)
     except KeyboardInterrupt as interrupt:
-        print(f"fedbilevel: interrupted. {getattr(interrupt.__cause__, 'saved', '')}".strip(), file=sys.stderr)
+        print(f"fedbilevel: interrupted. {getattr(interrupt, 'saved', '')}".strip(), file=sys.stderr)
         # At once: shutting down in the middle of a compilation can crash.
         sys.stdout.flush()
         sys.stderr.flush()
@@ -202,7 +202,7 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
     except FedbilevelError as error:
-        print(f"fedbilevel: {error} {getattr(error.__cause__, 'saved', '')}".strip(), file=sys.stderr)
+        print(f"fedbilevel: {error} {getattr(error, 'saved', '')}".strip(), file=sys.stderr)
         code = 2
     except Exception as error:
         if not hasattr(error, "format_message"):  # what typer says of wrong arguments has one

@@ -166,14 +166,18 @@ def run(experiment: Experiment, out: Path | None = None, progress: Progress | No
                 progress(label, None)
             return solve(task, algorithm, experiment.rounds, experiment.seed, sample, x=x, on_row=on_row)
 
-        references = {r.label: one(r.label, r.algorithm, r.x) for r in task.references}
+        references: dict[str, Result] = {}
         try:
+            for reference in task.references:
+                references[reference.label] = one(reference.label, reference.algorithm, reference.x)
             result = one(experiment.algorithm, algorithm)
         except (Diverged, KeyboardInterrupt) as error:
-            stopped = error.__cause__
-            if isinstance(stopped, Stopped):
+            stopped, in_reference = error.__cause__, len(references) < len(task.references)
+            if isinstance(stopped, Stopped) and not in_reference:
                 _save(stopped.result, folder)
-                stopped.saved = f"The state of round {int(stopped.result.state.round)} is in {folder}."
+                error.saved = f"The state of round {int(stopped.result.state.round)} is in {folder}."  # pyright: ignore
+            else:
+                error.saved = f"The records so far are in {folder}."  # pyright: ignore
             raise
 
     _save(result, folder)

@@ -55,9 +55,7 @@ class Result:
 
 
 class Stopped(FedbilevelError):
-    """A run that ended early; ``result`` is what it had, ``saved`` says where it was written, if it was."""
-
-    saved: str = ""
+    """A run that ended early; ``result`` is what it had."""
 
     def __init__(self, message: str, result: Result) -> None:
         super().__init__(message)
