@@ -219,7 +219,7 @@ class _PlannedClients(Clients):
         """The body is traced twice: in later iterations clients hold what they got in the first."""
         outside, was_later, first, number = self.times, self.later, len(self.exchanges), len(self.loops)
         self.loops.append(0)
-        start = carry
+        start, held = carry, dict(self.held)
         for later in (False, True):
             this = (times - 1 if later else 1) if isinstance(times, int) else None
             self.times = None if this is None or outside is None else outside * (this if times else 0)
@@ -231,7 +231,11 @@ class _PlannedClients(Clients):
             else:
                 self.loops[number] = len(self.exchanges) - first
         self.times, self.later = outside, was_later
-        return start if isinstance(times, int) and times == 0 else carry
+        if isinstance(times, int) and times == 0:  # nothing was sent
+            self.held.clear()
+            self.held.update(held)
+            return start
+        return carry
 
 
 def trace(program: Program, data: Data) -> Plan:

@@ -1,0 +1,182 @@
+"""FedBiOAcc-Local and DistBiOAcc."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
+from fedbilevel.errors import FedbilevelError
+from fedbilevel.neumann import Pair, feasible, local_directions
+from fedbilevel.schedules import Schedule, constant
+from fedbilevel.vectors import Vector
+
+
+class Server(NamedTuple):
+    """The averaged x, its averaged momentum, and the time t of the next step."""
+
+    x: Vector
+    nu: Vector
+    t: jax.Array
+
+
+class Local(NamedTuple):
+    """A client's point, its momenta there, and the time of the step that they are for. Between rounds only y and
+    omega are of use; x and nu are kept from exchange A to exchange B.
+    """
+
+    z: Pair
+    d: Pair
+    t: jax.Array
+
+
+@dataclass(frozen=True)
+class FedBiOAccLocal(Algorithm):
+    """FedBiOAcc-Local: FedBiO-Local with STORM momenta for x and y, which also cancel client drift.
+
+    Li, Huang, Huang: "Communication-Efficient Federated Bilevel Optimization with Global and Local Lower Level
+    Problems", NeurIPS 2023, Algorithm 4 and eq. (11).
+
+    With z = (x, y), its directions D_m(z; B) = (Phi_m(z; B_x), grad_y g_m(z; B_y)), where Phi_m is the client's own
+    hypergradient (a Neumann series with Q Hessian products), and its momenta d = (nu, omega), every client at time t
+    = 1, 2, ...::
+
+        z_{t+1} = z_t - (eta, gamma) alpha_t d_t                                 x averaged if t mod I = 0 (exchange A)
+        d_{t+1} = D_m(z_{t+1}; B) + (1 - c alpha_t^2) (d_t - D_m(z_t; B))        nu averaged if t mod I = 0 (exchange B)
+
+    The same batches B serve both points. y and omega never leave their client. On averaging steps x_{t+1} is the
+    average while x_t is the client's own, so the two exchanges cannot be merged.
+
+    =========  ==============   =====================
+    paper      name             meaning
+    =========  ==============   =====================
+    eta        lr_upper         step of x
+    gamma      lr_lower         step of y
+    tau        lr_adjoint       step of the Neumann series, below 1 / L
+    Q          neumann_steps    Hessian products of the Neumann series
+    alpha_t    rate             common rate, constant or delta / (u0 + t)^(1/3)
+    c_nu       c_upper          forgetting of the momentum of x
+    c_omega    c_lower          ... of y
+    I          local_steps      steps between averages
+    b_1 / b    first_batch      the first momenta are computed on batches this many times larger
+    =========  ==============   =====================
+
+    Two exchanges per round: 2p floats down and up with full participation (a client that missed the last round needs
+    x again: p more down); I (2 Gf, 2 Gg, 2 J, 2Q H) per client. Assumes a local lower level, g strongly convex in y,
+    bounded heterogeneity and 0 <= c alpha_t^2 <= 1. Follows the paper; the first momenta are each client's own until
+    the first average, so ``init`` makes the first I steps (one round of its own). With exact oracles and c = 0 the
+    limit is exact on heterogeneous clients for every I, up to the truncation of the series; c > 0 leaves a drift of
+    order c alpha^2. The paper does not treat partial participation: here a client that was away starts omega again
+    with the gradient at its first step, because its old omega belongs to an old x. Where the problem has constraints,
+    every local step is projected.
+    """
+
+    lr_upper: float = parameter(1.0, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
+    lr_lower: float = parameter(0.4, "step of the lower variable y", above=0, tune=(1e-3, 2.0))
+    lr_adjoint: float = parameter(0.1, "step of the Neumann series, below 1 / L", above=0, tune=(1e-3, 2.0))
+    neumann_steps: int = parameter(10, "Hessian products of the Neumann series", least=0)
+    rate: Schedule = parameter(constant(1.0), "common rate alpha_t: a number or cube_root(delta, u0)", above=0)
+    c_upper: float = parameter(0.2, "forgetting of the momentum of x", least=0, tune=(1e-3, 1.0))
+    c_lower: float = parameter(0.2, "forgetting of the momentum of y", least=0, tune=(1e-3, 1.0))
+    local_steps: int = parameter(5, "local steps between averages", least=1)
+    first_batch: int = parameter(5, "how many times larger the first batch is", least=1)
+
+    lower_level: ClassVar[str] = "local"
+    remembers: ClassVar[Literal["nothing", "round", "run"]] = "run"
+
+    def check(self) -> None:
+        for name in ("c_upper", "c_lower"):
+            worst = getattr(self, name) * self.rate.largest() ** 2
+            if worst > 1:
+                raise FedbilevelError(
+                    f"{type(self).__name__}: {name} * rate^2 must be at most 1, but is {worst:.3g} at t = 1: "
+                    f"lower {name} or rate."
+                )
+
+    def memory(self, x: Vector, y: Vector) -> Local:
+        return Local(Pair(x, y), Pair(0 * x, 0 * y), t=jnp.zeros((), int))
+
+    def init(self, clients: Clients, x: Vector, y: Vector) -> Server:
+        t = jnp.asarray(1)
+        x = clients.project_x(x + clients.run(self.start, x, t).mean())
+        return self.synchronise_momentum(clients, x, t)
+
+    def round(self, clients: Clients, server: Server) -> Server:
+        x = clients.project_x(server.x + clients.run(self.descend, *server).mean())  # exchange A
+        return self.synchronise_momentum(clients, x, server.t)
+
+    def synchronise_momentum(self, clients: Clients, x: Vector, t: jax.Array) -> Server:
+        nu = clients.run(self.correct, x, t).mean()  # exchange B
+        return Server(x, nu, t + self.local_steps)
+
+    def start(self, client: Client, memory: Local, key: Key, x: Vector, t: jax.Array) -> tuple[Local, Vector]:
+        """The first momenta, on a larger batch, and the first local steps with them."""
+        first, key = jax.random.split(key)
+        z = feasible(client, Pair(x, memory.z.y))
+        d = self.directions(client.larger_batches(self.first_batch), z, first)
+        return self.descend(client, Local(z, d, t), key, x, d.x, t)
+
+    def descend(
+        self, client: Client, memory: Local, key: Key, x: Vector, nu: Vector, t: jax.Array
+    ) -> tuple[Local, Vector]:
+        """I - 1 local steps, then the half of the I-th that precedes exchange A: only x moves."""
+
+        def step(local: Local, key: Key, i: Any) -> Local:
+            return self.step(client, key, local, self.move(local, t + i), t + i)
+
+        local = Local(Pair(x, memory.z.y), Pair(nu, memory.d.y), memory.t)
+        local = client.repeat(self.local_steps - 1, step, local, key)
+        return local, self.move(local, t + self.local_steps - 1) - x
+
+    def correct(self, client: Client, memory: Local, key: Key, x: Vector, t: jax.Array) -> tuple[Local, Vector]:
+        """The other half: y moves, and the momenta follow to the averaged x."""
+        local = self.step(client, key, memory, x, t + self.local_steps - 1)
+        return local, local.d.x
+
+    def move(self, local: Local, t: jax.Array) -> Vector:
+        return local.z.x - self.lr_upper * self.rate(t) * local.d.x
+
+    def step(self, client: Client, key: Key, local: Local, x: Vector, t: jax.Array) -> Local:
+        """The step of time t, which leads x to where it is told."""
+        past, alpha = self.directions(client, local.z, key), self.rate(t)
+        omega = local.d.y.map(lambda old, new: jnp.where(local.t == t, old, new), past.y)  # was the client away?
+        z = feasible(client, Pair(x, local.z.y - self.lr_lower * alpha * omega))
+        new = self.directions(client, z, key)
+        nu = new.x + (1 - self.c_upper * alpha**2) * (local.d.x - past.x)
+        omega = new.y + (1 - self.c_lower * alpha**2) * (omega - past.y)
+        return Local(z, Pair(nu, omega), t + 1)
+
+    def directions(self, client: Client, z: Pair, key: Key) -> Pair:
+        return local_directions(client, z, key, self.lr_adjoint, self.neumann_steps)
+
+    def solution(self, server: Server, memory: Local) -> tuple[Vector, Vector]:
+        return server.x, memory.z.y
+
+
+@dataclass(frozen=True)
+class DistBiOAcc(FedBiOAccLocal):
+    """DistBiOAcc: FedBiOAcc-Local with an average after every step.
+
+    Li, Huang, Huang: "Communication-Efficient Federated Bilevel Optimization with Global and Local Lower Level
+    Problems", NeurIPS 2023, section 5.2: Algorithm 4 with I = 1.
+
+    =========  ==============   =====================
+    paper      name             meaning
+    =========  ==============   =====================
+    eta        lr_upper         step of x
+    gamma      lr_lower         step of y
+    tau        lr_adjoint       step of the Neumann series, below 1 / L
+    Q          neumann_steps    Hessian products of the Neumann series
+    alpha_t    rate             common rate, constant or delta / (u0 + t)^(1/3)
+    c_nu       c_upper          forgetting of the momentum of x
+    c_omega    c_lower          ... of y
+    b_1 / b    first_batch      the first momenta are computed on batches this many times larger
+    =========  ==============   =====================
+
+    Two exchanges per round: 2p floats down and up; 2 Gf, 2 Gg, 2 J, 2Q H per client. Assumes what FedBiOAcc-Local
+    does. Follows the paper. The limit is exact on heterogeneous clients up to the truncation of the series. Partial
+    participation and constraints are as in FedBiOAcc-Local.
+    """
+
+    local_steps: ClassVar[int] = 1  # pyright: ignore[reportIncompatibleVariableOverride] - no hyper-parameter any more
