@@ -49,7 +49,7 @@ def test_bad_clients_are_named(clients: Any, sentence: str) -> None:
         ({"weights": [-1.0]}, "weights must be 1 numbers"),
         ({"weights": [0.0]}, "weights must be 1 numbers"),
         ({"weights": "equal"}, "not 'equal'"),
-        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"batch_size": 0}, "batch_size must be a whole number, at least 1"),
         ({"batch_size": {"train": 3}}, "needs the entries train and val"),
     ],
 )
