@@ -70,16 +70,14 @@ class _Average:
         return lax.map(lambda m: self._each(quantity)(*m), (self.ids, self.weights))
 
     def solve(self, y: Vector) -> _Solved:
-        tolerance = 1e-10 if jnp.result_type(*jax.tree.leaves(y.tree)) == jnp.float64 else 1e-5
-        steps = 2 * y.size + 10
+        tolerance, steps = _precision(y)
         value = lambda y: self.sum(lambda c, x: c.g.value(x, y, KEY))
         slope = lambda y: self.sum(lambda c, x: c.g.dy(x, y, KEY))
-        hessian = lambda y: lambda v: self.sum(lambda c, x: c.g.dyy(x, y, v, KEY))
         goal = tolerance * (1 + norm(slope(0 * y)))
 
         def newton(state: tuple[Any, ...]) -> tuple[Any, ...]:
             y, gradient, _, count = state
-            direction, positive, _ = conjugate_gradient(hessian(y), gradient, 0.1 * tolerance, steps)
+            direction, positive, _ = conjugate_gradient(self.hessian(y), gradient, 0.1 * tolerance, steps)
             now = value(y)
             # Halve the step until the loss does not grow (beyond rounding); at most 30 times.
             slack = 1e-6 * jnp.abs(now)
@@ -95,12 +93,19 @@ class _Average:
         return _Solved(y, u, hyper, positive & definite, norm(gradient) <= 10 * goal)
 
     def adjoint(self, y: Vector) -> tuple[Vector, jax.Array]:
-        tolerance = 1e-10 if jnp.result_type(*jax.tree.leaves(y.tree)) == jnp.float64 else 1e-5
         right = self.sum(lambda c, x: c.f.dy(x, y, KEY))
-        solved = conjugate_gradient(
-            lambda v: self.sum(lambda c, x: c.g.dyy(x, y, v, KEY)), right, tolerance, 2 * y.size + 10
-        )
+        solved = conjugate_gradient(self.hessian(y), right, *_precision(y))
         return solved.solution, solved.positive
+
+    def hessian(self, y: Vector) -> Callable[[Vector], Vector]:
+        """Products with the mean Hessian at y."""
+        return lambda v: self.sum(lambda c, x: c.g.dyy(x, y, v, KEY))
+
+
+def _precision(y: Vector) -> tuple[float, int]:
+    """The relative residual of conjugate gradients that this precision allows, and the most steps to get there."""
+    double = jnp.result_type(*jax.tree.leaves(y.tree)) == jnp.float64
+    return 1e-10 if double else 1e-5, 2 * y.size + 10
 
 
 @partial(jax.jit, static_argnames=("problem", "layout"))
@@ -141,8 +146,7 @@ def exact(task: Task, x: Tree, y: Tree = None) -> Exact:
     if not solved.positive:
         raise FedbilevelError(
             "the Hessian of the lower loss is not positive definite here, so that y*(x) and the hypergradient are not "
-            "defined: "
-            "add a strongly convex term (for instance L2 regularisation) to the lower loss."
+            "defined: add a strongly convex term (for instance L2 regularisation) to the lower loss."
         )
     if not solved.converged:
         raise FedbilevelError("the lower problem could not be solved to the required precision in 100 Newton steps.")

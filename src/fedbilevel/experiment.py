@@ -23,7 +23,7 @@ from fedbilevel.engines.messages import encode, named_leaves
 from fedbilevel.engines.participation import Independent, Participation, participation
 from fedbilevel.engines.plan import Program
 from fedbilevel.errors import Diverged, FedbilevelError, UnknownName
-from fedbilevel.solve import Result, Row, Stopped, solve
+from fedbilevel.solve import Result, Row, Stopped, check_seed, solve
 from fedbilevel.task import Task
 from fedbilevel.tasks import TASKS
 
@@ -49,8 +49,7 @@ class Experiment:
 
     def build(self) -> tuple[Task, Algorithm]:
         """Make the task and the algorithm; refuses unknown names and wrong types."""
-        if not 0 <= self.seed < 2**32:
-            raise FedbilevelError(f"seed must be a whole number from 0 to 4294967295, but is {self.seed}.")
+        check_seed(self.seed)
         if self.rounds < 1:
             raise FedbilevelError(f"rounds must be at least 1, but is {self.rounds}.")
         make, kind = TASKS[self.task], ALGORITHMS[self.algorithm]

@@ -1,7 +1,7 @@
 """Estimates of the hypergradient that several algorithms share, as functions of a client."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,8 @@ from jax import lax
 
 from fedbilevel.core import Client, Clients, Key
 from fedbilevel.vectors import Vector, dot
+
+Z = TypeVar("Z", bound=Any)  # a NamedTuple with the fields x and y
 
 
 class Point(NamedTuple):
@@ -19,9 +21,9 @@ class Point(NamedTuple):
     u: Vector
 
 
-def feasible(where: Client | Clients, z: Point) -> Point:
-    """The point with x and y projected onto the problem's constraints, by a client or by the server."""
-    return Point(where.project_x(z.x), where.project_y(z.y), z.u)
+def feasible(where: Client | Clients, z: Z) -> Z:
+    """A state with its x and y projected onto the problem's constraints, by a client or by the server."""
+    return z._replace(x=where.project_x(z.x), y=where.project_y(z.y))
 
 
 def directions(client: Client, z: Point, key: Key, shared_batch: bool) -> Point:

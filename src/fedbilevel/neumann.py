@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedbilevel.core import Client, Clients, Key
+from fedbilevel.core import Client, Key
 from fedbilevel.vectors import Vector
 
 
@@ -13,11 +13,6 @@ class Pair(NamedTuple):
 
     x: Vector
     y: Vector
-
-
-def feasible(where: Client | Clients, z: Pair) -> Pair:
-    """The pair projected onto the problem's constraints, by a client or by the server."""
-    return Pair(where.project_x(z.x), where.project_y(z.y))
 
 
 def neumann_hypergradient(client: Client, z: Pair, key: Key, tau: float, steps: int) -> Vector:

@@ -102,8 +102,7 @@ def solve(
         raise FedbilevelError(f"rounds must be a whole number that is not negative, but is {rounds}.")
     if every is not None and (not isinstance(every, Integral) or every < 1):
         raise FedbilevelError(f"every must be a whole number of rounds, at least 1, but is {every}.")
-    if not isinstance(seed, Integral) or not 0 <= seed < 2**32:
-        raise FedbilevelError(f"seed must be a whole number from 0 to 4294967295, but is {seed}.")
+    check_seed(seed)
     began = time.perf_counter()
     chosen = participation(sample, len(task.clients))
     runner = _engine(engine, task, algorithm, chosen, batching)
@@ -144,6 +143,12 @@ def solve(
     return result(state)
 
 
+def check_seed(seed: Any) -> None:
+    """Refuse what is no seed."""
+    if not isinstance(seed, Integral) or not 0 <= int(seed) < 2**32:
+        raise FedbilevelError(f"seed must be a whole number from 0 to 4294967295, but is {seed}.")
+
+
 def _engine(name: str, task: Task, algorithm: Algorithm, chosen: Participation, batching: Batching) -> Engine:
     if name not in ("simulation", "local"):
         raise UnknownName("engine", name, ["simulation", "local"])
@@ -174,7 +179,7 @@ def _start_values(task: Task, x: Tree, y: Tree) -> tuple[Tree, Tree]:
 def traffic(plan: Plan, state: Any) -> Mapping[str, float | int]:
     """What has been sent and computed so far, by all clients together."""
     served, calls = np.asarray(state.served, np.int64), np.asarray(state.calls, np.int64)
-    exchanges = (*plan.start, *plan.round)
+    exchanges = plan.all
     # What is sent once goes to everybody: only then does it stay with the clients.
     once = (
         plan.once * int(served[len(plan.start)] // max(1, calls[len(plan.start)]))

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
-from fedbilevel.neumann import Pair, feasible, local_directions
+from fedbilevel.hypergradient import feasible
+from fedbilevel.neumann import Pair, local_directions
 from fedbilevel.vectors import Vector
 
 

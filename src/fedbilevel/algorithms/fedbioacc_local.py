@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.neumann import Pair, feasible, local_directions
+from fedbilevel.hypergradient import feasible
+from fedbilevel.neumann import Pair, local_directions
 from fedbilevel.schedules import Schedule, constant
 from fedbilevel.vectors import Vector
 

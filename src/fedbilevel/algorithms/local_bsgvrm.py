@@ -7,7 +7,8 @@ import jax
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.neumann import Pair, feasible, local_directions
+from fedbilevel.hypergradient import feasible
+from fedbilevel.neumann import Pair, local_directions
 from fedbilevel.vectors import Vector, add, sub
 
 

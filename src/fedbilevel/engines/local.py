@@ -18,7 +18,7 @@ import numpy as np
 from fedbilevel.core import Algorithm, Carry, Clients, Key, Replies, Step, mean_type
 from fedbilevel.engines.messages import decode, encode, named_leaves, rebuild
 from fedbilevel.engines.participation import Everyone, Participation, check_sample
-from fedbilevel.engines.plan import Exchange, Program, split_vectors, trace
+from fedbilevel.engines.plan import Exchange, Program, round_keys, split_vectors, trace, without
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.task import Data, Task
 from fedbilevel.vectors import Scalar, Vector
@@ -50,6 +50,16 @@ class Blocks:
 
     def __truediv__(self, scale: Scalar) -> "Blocks":
         return self * (1 / scale)
+
+
+def is_block(value: object) -> bool:
+    """Whether the server knows this vector by name only."""
+    return isinstance(value, Blocks)
+
+
+def all_finite(tree: Any) -> bool:
+    """Whether all numbers of a tree are finite."""
+    return all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(tree))
 
 
 class Failure(NamedTuple):
@@ -107,7 +117,7 @@ class Party:
         return {}
 
     def _run(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-        exchange = (*self.plan.start, *self.plan.round)[header["exchange"]]
+        exchange = self.plan.all[header["exchange"]]
         if exchange.method != header["method"]:
             raise FedbilevelError(
                 f"exchange {header['exchange']} is '{exchange.method}' here, but '{header['method']}' was asked for."
@@ -121,23 +131,19 @@ class Party:
         memory, upload = _call(
             self.program, exchange.method, self.data, jnp.asarray(self.id), key, self.memory.get(scope), broadcast
         )
-        parts, structure = split_vectors(upload)
-        for number, part in enumerate(parts):
+        for number, part in enumerate(split_vectors(upload)[0]):
             if self.program.private(part):
                 self.blocks[f"{header['slot']}.{number}"] = part.tree
         self.memory[scope] = memory
-        return named_leaves(jax.tree.unflatten(structure, [None if self.program.private(p) else p for p in parts]))
+        return named_leaves(without(upload, self.program.private))
 
     def _with_blocks(self, shapes: Any, received: dict[str, np.ndarray], blocks: dict[str, dict[str, float]]) -> Any:
         """The broadcast, with the own blocks where the server has names only."""
         parts, structure = split_vectors(shapes)
-        private = [self.program.private(part) for part in parts]
-        public = jax.tree.unflatten(
-            structure, [None if mine else part for part, mine in zip(parts, private, strict=True)]
-        )
-        rebuilt = iter(split_vectors(rebuild(public, received))[0])
-        own = [Vector(self._combine(blocks[str(n)]), "x") if mine else next(rebuilt) for n, mine in enumerate(private)]
-        return jax.tree.unflatten(structure, own)
+        public = iter(split_vectors(rebuild(without(shapes, self.program.private), received))[0])
+        own = lambda number: Vector(self._combine(blocks[str(number)]), "x")
+        whole = [own(n) if self.program.private(part) else next(public) for n, part in enumerate(parts)]
+        return jax.tree.unflatten(structure, whole)
 
     def _project(self, projections: dict[str, dict[str, float]]) -> None:
         """Blocks that the server defined as the projection of others, in the order of their definition."""
@@ -163,8 +169,7 @@ class Party:
         self.round, self.committed = header["round"], blocks
         self.held = {serial: self.held[serial] for serial in header["held"] if serial in self.held}
         self.memory = {"run": self.memory.get("run")}
-        leaves = jax.tree.leaves((blocks, self.memory))
-        return {"finite": np.asarray(all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in leaves))}
+        return {"finite": np.asarray(all_finite((blocks, self.memory)))}
 
     def _reveal(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
         """Blocks and memory, for whoever runs all parties in one process and wants to see the result."""
@@ -190,13 +195,8 @@ class _Replies(Replies):
     def __init__(
         self, program: Program, exchange: Exchange, slot: str, uploads: dict[int, Any], weights: np.ndarray
     ) -> None:
-        self._program, self._exchange, self._slot, self._uploads, self._weights = (
-            program,
-            exchange,
-            slot,
-            uploads,
-            weights,
-        )
+        self._program, self._exchange, self._slot = program, exchange, slot
+        self._uploads, self._weights = uploads, weights
 
     def _whole(self, shared: Any) -> Any:
         parts, structure = split_vectors(self._exchange.upload)
@@ -268,7 +268,7 @@ class _Clients(Clients):
     def run(self, step: Step, *broadcast: Any) -> Replies:
         engine, scope = self.engine, self.scope
         number = scope.exchange
-        exchange = (*engine.plan.start, *engine.plan.round)[number]
+        exchange = engine.plan.all[number]
         slot = f"{scope.round}.{scope.sent}"
         header = {
             "action": "run",
@@ -339,9 +339,8 @@ class Local:
         ]
         self.failures: list[Failure] = []
         self.bytes_down = self.bytes_up = 0
-        self._serials: dict[
-            int, tuple[str, Any]
-        ] = {}  # arrays that clients may hold, kept so that their ids stay taken
+        # Arrays that clients may hold, by their id; they are kept so that the id stays taken.
+        self._serials: dict[int, tuple[str, Any]] = {}
         self._numbers = itertools.count()
         self._held: list[set[str]] = [set() for _ in self.parties]
 
@@ -364,15 +363,10 @@ class Local:
         """Send one message to each client, with what it does not hold yet, and gather the answers; failures are left
         out and noted.
         """
-        parts, structure = split_vectors(broadcast)
-        blocks = {str(n): part.terms for n, part in enumerate(parts) if isinstance(part, Blocks)}
-        arrays = named_leaves(jax.tree.unflatten(structure, [None if isinstance(p, Blocks) else p for p in parts]))
+        blocks = {str(n): part.terms for n, part in enumerate(split_vectors(broadcast)[0]) if is_block(part)}
+        arrays = named_leaves(without(broadcast, is_block))
         serials = {name: self._serial(leaf) for name, leaf in arrays.items()}
-        private = [self.program.private(part) for part in split_vectors(exchange.upload)[0]]
-        upload_parts, upload_structure = split_vectors(exchange.upload)
-        shapes = jax.tree.unflatten(
-            upload_structure, [None if mine else p for p, mine in zip(upload_parts, private, strict=True)]
-        )
+        shapes = without(exchange.upload, self.program.private)
         header = {**header, "serials": serials, "blocks": blocks}
         uploads: dict[int, Any] = {}
         for client in ids:
@@ -413,7 +407,7 @@ class Local:
         nearest = program.problem.nearest
         first_x: Any = Blocks({"start": 1.0}) if private else nearest(x0 if x is None else Vector(x, "x"))
         first_y = nearest(y0 if y is None else Vector(y, "y"))
-        counts = np.zeros(len(self.plan.start) + len(self.plan.round), np.int64)
+        counts = np.zeros(len(self.plan.all), np.int64)
         start_key = jax.random.fold_in(key, 1)
         cohort = self._cohort(program.first_participation, start_key)
         scope = _Scope(0, 0, self.plan.loops[0], counts, counts)
@@ -429,8 +423,9 @@ class Local:
     def _commit(self, state: State, ids: list[int], projections: dict[str, dict[str, float]]) -> State:
         """End a round: give the private parts of the state their lasting names, and let clients forget the rest."""
         parts, structure = split_vectors(state.server)
-        lasting = {f"state.{n}": part for n, part in enumerate(parts) if isinstance(part, Blocks)}
-        alive = {id(leaf) for part in parts if not isinstance(part, Blocks) for leaf in jax.tree.leaves(part)}
+        lasting = {f"state.{n}": part for n, part in enumerate(parts) if is_block(part)}
+        public = without(state.server, is_block)
+        alive = {id(leaf) for leaf in jax.tree.leaves(public)}
         same_clients = isinstance(self.program.participation, Everyone)
         self._serials = {k: v for k, v in self._serials.items() if k in alive and same_clients}
         kept = {serial for serial, _ in self._serials.values()}
@@ -443,14 +438,8 @@ class Local:
             "held": sorted(kept),
         }
         answers = [self._send(m, header, {})[1] for m in ids]
-        finite = all(bool(answer.get("finite", True)) for answer in answers)
-        renamed = [Blocks({f"state.{n}": 1.0}) if isinstance(part, Blocks) else part for n, part in enumerate(parts)]
-        finite &= all(
-            bool(jnp.all(jnp.isfinite(leaf)))
-            for part in parts
-            if not isinstance(part, Blocks)
-            for leaf in jax.tree.leaves(part)
-        )
+        finite = all(bool(answer.get("finite", True)) for answer in answers) and all_finite(public)
+        renamed = [Blocks({f"state.{n}": 1.0}) if is_block(part) else part for n, part in enumerate(parts)]
         return state._replace(server=jax.tree.unflatten(structure, renamed), finite=finite)
 
     def advance(self, state: State, rounds: int) -> State:
@@ -458,7 +447,7 @@ class Local:
         for _ in range(rounds):
             if not state.finite:
                 break
-            draw, work = jax.random.split(jax.random.fold_in(jax.random.fold_in(state.key, 2), state.round))
+            draw, work = round_keys(state.key, state.round)
             cohort = self._cohort(self.program.participation, draw)
             scope = _Scope(state.round + 1, len(self.plan.start), self.plan.loops[1], state.served, state.calls)
             server = self.program.algorithm.round(
@@ -473,11 +462,11 @@ class Local:
         this process.
         """
         remembers = self.program.algorithm.remembers == "run"
-        if not remembers and not any(isinstance(part, Blocks) for part in split_vectors(state.server)[0]):
+        if not remembers and not any(is_block(part) for part in split_vectors(state.server)[0]):
             x, y = self.program.algorithm.solution(state.server, None)
             return x.tree, y.tree
         parts, structure = split_vectors(state.server)
-        blocks = {str(n): part.terms for n, part in enumerate(parts) if isinstance(part, Blocks)}
+        blocks = {str(n): part.terms for n, part in enumerate(parts) if is_block(part)}
         answers = [
             self._send(m, {"action": "reveal", "blocks": blocks, "round": state.round}, {})[1]
             for m in range(len(self.parties))
@@ -491,8 +480,7 @@ class Local:
         )
         seen = rebuild(shapes, stacked)
         whole = [
-            Vector(seen["blocks"][str(n)], "x", owned=True) if isinstance(part, Blocks) else part
-            for n, part in enumerate(parts)
+            Vector(seen["blocks"][str(n)], "x", owned=True) if is_block(part) else part for n, part in enumerate(parts)
         ]
         x, y = self.program.algorithm.solution(jax.tree.unflatten(structure, whole), seen["memory"])
         return x.tree, y.tree

@@ -73,16 +73,19 @@ class Plan(NamedTuple):
     start: tuple[Exchange, ...]
     round: tuple[Exchange, ...]
     once: int = 0
-    loops: tuple[tuple[int, ...], tuple[int, ...]] = (
-        (),
-        (),
-    )  # exchanges in the bodies of loops, of init and of a round
+    # Exchanges in the bodies of loops, of init and of a round.
+    loops: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
     def at(self, repeats: int) -> "Plan":
         """The plan of a round whose loops of random length run so often."""
         number = lambda e: max(0, repeats - 1) if e.later else min(1, repeats)
         known = (replace(e, times=number(e)) if e.times is None else e for e in self.round)
         return self._replace(round=tuple(known))
+
+    @property
+    def all(self) -> tuple[Exchange, ...]:
+        """The exchanges of ``init``, then those of a round: as they are numbered."""
+        return *self.start, *self.round
 
     def total(self, quantity: Callable[[Exchange], int]) -> int:
         """A sum over the exchanges of a round; loops of random length run once (see ``at``)."""
@@ -115,6 +118,18 @@ class Plan(NamedTuple):
 def split_vectors(tree: Any) -> tuple[list[Any], Any]:
     """The vectors and scalars of a state or message, vectors whole."""
     return jax.tree.flatten(tree, is_leaf=is_vector)
+
+
+def without(tree: Any, left_out: Callable[[Any], bool]) -> Any:
+    """A state or message without some of its vectors: None stands in their place."""
+    parts, structure = split_vectors(tree)
+    return jax.tree.unflatten(structure, [None if left_out(part) else part for part in parts])
+
+
+def round_keys(run: Key, round: int | jax.Array) -> tuple[Key, Key]:
+    """The keys of a round, for drawing its cohort and for its work: the same in every engine."""
+    draw, work = jax.random.split(jax.random.fold_in(jax.random.fold_in(run, 2), round))
+    return draw, work
 
 
 def set_owned(program: Program, tree: Any, owned: bool) -> Any:

@@ -18,7 +18,7 @@ from jax import lax
 
 from fedbilevel.core import Algorithm, Carry, Clients, Key, Replies, Step, mean_type
 from fedbilevel.engines.participation import Cohort, Everyone, Participation, check_sample
-from fedbilevel.engines.plan import Program, set_owned, split_vectors, trace
+from fedbilevel.engines.plan import Program, round_keys, set_owned, split_vectors, trace
 from fedbilevel.errors import UnknownName
 from fedbilevel.task import Data, Task
 from fedbilevel.vectors import Vector, is_vector
@@ -116,7 +116,8 @@ class _Clients(Clients):
 
     def run(self, step: Step, *broadcast: Any) -> _Replies:
         program, key, (ids, active) = self.program, self.next_key(), self.cohort
-        self._count(len(ids) if active is None else active.sum(dtype=jnp.int32))
+        count = len(ids) if active is None else active.sum(dtype=jnp.int32)
+        self._count(count)
         parts, structure = split_vectors(set_owned(program, broadcast, False))
         private = [program.private(part) for part in parts]
         blocks = self._of_cohort([part for part, mine in zip(parts, private, strict=True) if mine])
@@ -143,7 +144,6 @@ class _Clients(Clients):
             own = iter([self._to_owners(block) for block in kept])
             return jax.tree.unflatten(upload_structure[0], [next(own) if part is None else part for part in sent])
 
-        count = len(ids) if active is None else active.sum()
         scale = total * program.layout.clients / count
         return _Replies(whole(mean), whole(stacked), scale, self.cohort, program.layout.clients)
 
@@ -327,7 +327,7 @@ def _advance(program: SimulationProgram, first_exchange: int, data: Data, state:
     algorithm, everyone = program.algorithm, isinstance(program.participation, Everyone)
 
     def one_round(state: State) -> State:
-        draw, work = jax.random.split(jax.random.fold_in(jax.random.fold_in(state.key, 2), state.round))
+        draw, work = round_keys(state.key, state.round)
         cohort = program.participation.draw(draw, program.layout.clients)
         server, memory = state.server, state.memory
         if not everyone:
@@ -373,7 +373,7 @@ class _Watched(_Clients):
 
 @partial(jax.jit, static_argnames=("program", "first_exchange"))
 def _spread(program: SimulationProgram, first_exchange: int, data: Data, state: State) -> dict[str, jax.Array]:
-    draw, work = jax.random.split(jax.random.fold_in(jax.random.fold_in(state.key, 2), state.round))
+    draw, work = round_keys(state.key, state.round)
     cohort = program.participation.draw(draw, program.layout.clients)
     round = _Round(state.served, state.calls, first_exchange, iter(program.loops[1]))
     memory = _Memory(_rows(state.memory, cohort.ids))
@@ -407,8 +407,7 @@ class Simulation:
 
     def start(self, seed: int, x: Any = None, y: Any = None) -> State:
         """The state before the first round; x and y replace what the problem's ``init`` gives."""
-        exchanges = len(self.plan.start) + len(self.plan.round)
-        return _start(self.program, exchanges, self.task.data, jax.random.key(seed), x, y)
+        return _start(self.program, len(self.plan.all), self.task.data, jax.random.key(seed), x, y)
 
     def advance(self, state: State, rounds: int) -> State:
         """So many rounds more, in one call; stops after a round whose result is not finite (``state.finite``)."""
