@@ -16,7 +16,7 @@ u*.
 import dataclasses
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -28,7 +28,7 @@ from jax import lax
 
 from fedbilevel import schedules
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.vectors import Vector
+from fedbilevel.vectors import Vector, simplex
 
 Tree = Any
 Key = jax.Array
@@ -51,6 +51,8 @@ class Problem:
         lower_level: "global" - one y for everybody; "local" - every client has its own y.
         private_x: every client owns a block of x that concerns nobody else and is never sent. All blocks have the
             shape that ``init`` gives; solutions have a leading axis of clients.
+        weighting: x is one flat array, the weight of every client: the lower objective is sum_m x_m lower_m(y), and
+            ``lower`` (which does not look at its x) is a client's own loss. x lies in the probability simplex.
     """
 
     upper: Loss
@@ -60,10 +62,15 @@ class Problem:
     project_y: Callable[[Tree], Tree] | None = None
     lower_level: Literal["global", "local"] = "global"
     private_x: bool = False
+    weighting: bool = False
 
     def __post_init__(self) -> None:
         if self.lower_level not in ("global", "local"):
             raise FedbilevelError(f"lower_level is 'global' or 'local', not '{self.lower_level}'.")
+        if self.weighting and (self.private_x or self.lower_level == "local"):
+            raise FedbilevelError("weighting=True has one x for everybody and a global lower level.")
+        if self.weighting and self.project_x is None:
+            object.__setattr__(self, "project_x", simplex)
 
     def start(self, key: Key) -> tuple[Vector, Vector]:
         """The first x (one block if private) and y, as vectors."""
@@ -167,6 +174,13 @@ class Objective:
         loss = self._on(key)
         return Vector(jax.jvp(lambda y: jax.grad(loss, 1)(x.tree, y), (y.tree,), (v.tree,))[1], "y")
 
+    def hessian(self, x: Vector, y: Vector, key: Key) -> jax.Array:
+        """The matrix ``d2yy`` on one batch, in the order of ``y.flat()``; counted as one product per column."""
+        if self._tally is not None:
+            self._tally["H"] += y.size * self._tally.times
+        loss = self._on(key)
+        return jax.hessian(lambda flat: loss(x.tree, y.like(flat).tree))(y.flat())
+
     def second_order(self, x: Vector, y: Vector, v: Vector, key: Key) -> tuple[Vector, Vector, Vector]:
         """(gradient in y, cross product, Hessian product) on one batch, in one pass."""
         for oracle in "GJH":
@@ -211,13 +225,18 @@ class Objective:
 
 @dataclass(frozen=True)
 class Client:
-    """What a client function may touch: its own data through f and g, its weight, the constraints. Nothing else."""
+    """What a client function may touch: its own data through f and g, its weight, the constraints. Nothing else.
+
+    ``id`` is its number, from 0 to ``clients - 1``.
+    """
 
     problem: Problem
     train: Rows
     val: Rows
     weight: jax.Array | float
     batch_sizes: tuple[int | None, int | None]
+    id: jax.Array | int
+    clients: int
     tally: Tally | None = None
 
     @property
@@ -227,7 +246,18 @@ class Client:
 
     @property
     def g(self) -> Objective:
-        """The lower loss on this client's training rows."""
+        """The lower loss on this client's training rows; with client weights, M x_m times its own loss, so that the
+        mean over clients is the weighted sum.
+        """
+        lower, id, clients = self.problem.lower, self.id, self.clients
+        if not self.problem.weighting:
+            return self.own
+        weighted = lambda x, y, batch: clients * x[id] * lower(x, y, batch)
+        return Objective(weighted, "g", self.train, self.batch_sizes[0], self.tally)
+
+    @property
+    def own(self) -> Objective:
+        """The lower loss on this client's training rows, without the client's weight."""
         return Objective(self.problem.lower, "g", self.train, self.batch_sizes[0], self.tally)
 
     def larger_batches(self, factor: int) -> "Client":
@@ -254,6 +284,33 @@ class Client:
 
 
 Step = Callable[..., tuple[Any, Any]]
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclass(frozen=True)
+class Each:
+    """A different message for every client of the cohort, or a reply from each: arrays with a leading axis.
+
+    ``alive`` tells which rows there are, where a client failed to answer (None: all).
+    """
+
+    rows: Any
+    alive: jax.Array | None = None
+
+    def tree_flatten(self) -> tuple[Any, None]:
+        return (self.rows, self.alive), None
+
+    @classmethod
+    def tree_unflatten(cls, aux: None, children: Any) -> "Each":
+        return cls(*children)
+
+    def row(self, number: int | jax.Array) -> Any:
+        """One client's part."""
+        return jax.tree.map(lambda a: a[number], self.rows)
+
+    def reordered(self, order: jax.Array) -> "Each":
+        """The same rows in another order."""
+        return jax.tree.map(lambda a: a[order], self)
 
 
 class Replies(ABC):
@@ -286,13 +343,30 @@ class Replies(ABC):
     def replied(self) -> jax.Array:
         """Which of all clients replied."""
 
+    @abstractmethod
+    def each(self) -> Each:
+        """The uploads kept apart, one row per client of the cohort, to be handed on (see ``Clients.shuffle``)."""
+
 
 class Clients(ABC):
     """The clients that take part in a round, as the server program sees them."""
 
     @abstractmethod
     def run(self, step: Step, *broadcast: Any) -> Replies:
-        """One exchange: every client computes ``memory, upload = step(client, memory, key, *broadcast)``."""
+        """One exchange: every client computes ``memory, upload = step(client, memory, key, *broadcast)``.
+
+        Of an argument that is :class:`Each`, a client receives its own row.
+        """
+
+    @property
+    @abstractmethod
+    def holds_upper(self) -> bool:
+        """Whether the server has validation rows of its own, and with them the whole upper loss."""
+
+    @property
+    @abstractmethod
+    def f(self) -> Objective:
+        """The upper loss on the server's own validation rows."""
 
     @abstractmethod
     def sample(self, size: int) -> "Clients":
@@ -314,6 +388,11 @@ class Clients(ABC):
     def next_key(self) -> Key:
         """A fresh key for the server's own random choices."""
 
+    def shuffle(self, each: Each) -> Each:
+        """The rows handed to the clients in a random order: every row goes to a client drawn uniformly."""
+        size = len(jax.tree.leaves(each.rows)[0])
+        return each.reordered(jax.random.permutation(self.next_key(), size))
+
     @abstractmethod
     def repeat(self, times: int | jax.Array, body: Callable[["Clients", Carry], Carry], carry: Carry) -> Carry:
         """Exchanges in a loop, ``carry = body(clients, carry)``; the number may be random (an array)."""
@@ -326,11 +405,14 @@ def parameter(
     above: float | None = None,
     least: float | None = None,
     tune: tuple[float, float] | None = None,
+    choices: tuple[str, ...] = (),
+    whole: bool = False,
 ) -> Any:
-    """A hyper-parameter: a dataclass field with a help text, a lower bound (strict or not) and a range worth
-    searching (on a log scale).
+    """A hyper-parameter: a dataclass field with a help text, a lower bound (strict or not), a range worth searching
+    (on a log scale), or the words to choose from. A tuple holds one number for each client, ``whole`` numbers or not.
     """
-    return dataclasses.field(default=default, metadata={"help": help, "above": above, "least": least, "tune": tune})
+    known = {"help": help, "above": above, "least": least, "tune": tune, "choices": choices, "whole": whole}
+    return dataclasses.field(default=default, metadata=known)
 
 
 @dataclass(frozen=True)
@@ -342,6 +424,10 @@ class Algorithm(ABC):
     """
 
     lower_level: ClassVar[str] = "global"
+    weighting: ClassVar[bool] = False
+    """Whether it only solves problems whose x is the clients' weights."""
+    upper_at: ClassVar[Literal["clients", "server", "either"]] = "clients"
+    """Who evaluates the upper loss. At the "clients", validation rows of the server are known to all of them."""
     remembers: ClassVar[Literal["nothing", "round", "run"]] = "nothing"
     """What a client keeps between exchanges: nothing (memory is None); until the end of the round (None at first, zeros
     after a loop that ran zero times, then what its last function returned); or for the whole run (starting from
@@ -376,6 +462,13 @@ class Algorithm(ABC):
             elif isinstance(field.default, int | float):
                 value = self._number(field.name, value, field.default)
                 object.__setattr__(self, field.name, value)
+            elif isinstance(field.default, tuple):
+                value = self._numbers(field.name, value, known)
+                object.__setattr__(self, field.name, value)
+            elif known.get("choices") and value not in known["choices"]:
+                raise FedbilevelError(
+                    f"{type(self).__name__}: {field.name} is {' or '.join(known['choices'])}, not {value!r}."
+                )
             if isinstance(value, int | float) and not isinstance(value, bool):
                 self._bound(field.name, value, known.get("above"), known.get("least"))
         self.check()
@@ -389,6 +482,15 @@ class Algorithm(ABC):
             return value
         what = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
         raise FedbilevelError(f"{type(self).__name__}: {name} must be {what}, but is {value!r}.")
+
+    def _numbers(self, name: str, value: Any, known: Mapping[str, Any]) -> tuple[float, ...]:
+        """The value as a tuple of numbers, one for each client."""
+        values = value if isinstance(value, tuple | list) else (value,)
+        like = 0 if known.get("whole") else 0.0
+        numbers = tuple(self._number(name, each, like) for each in values)
+        for number in numbers:
+            self._bound(name, number, known.get("above"), known.get("least"))
+        return numbers
 
     def _bound(self, name: str, value: float, above: float | None, least: float | None) -> None:
         if above is not None and not value > above:

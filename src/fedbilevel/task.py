@@ -42,6 +42,7 @@ class Layout(NamedTuple):
     longest: tuple[int, int]
     ragged: tuple[bool, bool]
     batch_sizes: tuple[int | None, int | None]
+    server: bool = False  # whether the validation rows are the server's, the same for all clients
 
     def client(
         self, problem: Problem, data: Data, id: jax.Array | int, weight: jax.Array, tally: Tally | None = None
@@ -51,7 +52,7 @@ class Layout(NamedTuple):
             Rows(shards.arrays, shards.start[id], shards.rows[id], longest, ragged)
             for shards, longest, ragged in zip((data.train, data.val), self.longest, self.ragged, strict=True)
         )
-        return Client(problem, train, val, weight, self.batch_sizes, tally)
+        return Client(problem, train, val, weight, self.batch_sizes, id, self.clients, tally)
 
 
 class Reference(NamedTuple):
@@ -74,6 +75,7 @@ class Task:
         problem: the losses and what is known about x and y.
         clients: for every client ``{"train": arrays, "val": arrays}``, pytrees of arrays with a leading axis of rows.
             The lower loss sees batches of "train", the upper loss batches of "val".
+        server: validation rows that the server holds, instead of "val" at the clients: the upper loss sees these.
         weights: w_m: None is 1/M each, "size" is proportional to the number of training rows, or one number per
             client.
         batch_size: rows per batch, drawn with replacement; None is all rows, exactly; ``{"train": 64, "val": None}``
@@ -98,12 +100,15 @@ class Task:
     files: Callable[[Tree, Tree, Path], Sequence[Path]] | None = None
     headline: Mapping[str, str] = field(default_factory=dict)
     suggested: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    server: Tree = None
 
     def __post_init__(self) -> None:
         if len(self.clients) == 0:
             raise FedbilevelError("a task needs at least one client.")
         for split in SPLITS:
             self._check_rows(split)
+        if self.server is not None and self.problem.private_x:
+            raise FedbilevelError("the server cannot evaluate the upper loss of a private x: give the clients 'val'.")
         if isinstance(self.batch_size, Mapping) and set(self.batch_size) != set(SPLITS):
             raise FedbilevelError(f"batch_size needs the entries train and val, but has {sorted(self.batch_size)}.")
         if any(size is not None and (not isinstance(size, Integral) or size < 1) for size in self.layout.batch_sizes):
@@ -111,30 +116,39 @@ class Task:
                 f"batch_size must be a whole number, at least 1 (or None for all rows), but is {self.batch_size}."
             )
         _ = self.normalised_weights  # refuses bad ones
+        if self.problem.weighting and np.ptp(self.normalised_weights) > 0:
+            raise FedbilevelError("with weighting=True, x holds the clients' weights: leave out weights=.")
         self._check_losses()
 
-    def _check_rows(self, split: str) -> None:
-        first: Any = None
+    def _holders(self, split: str) -> list[tuple[str, Tree]]:
+        """Who holds the rows of a split, and these rows."""
+        if split == "val" and self.server is not None:
+            return [("the server", self.server)]
         for number, client in enumerate(self.clients):
             if split not in client:
                 raise FedbilevelError(
                     f"client {number} has no '{split}' data: give every client {{'train': arrays, 'val': arrays}}."
                 )
-            leaves, structure = jax.tree.flatten(client[split])
+        return [(f"client {number}", client[split]) for number, client in enumerate(self.clients)]
+
+    def _check_rows(self, split: str) -> None:
+        first: Any = None
+        for holder, rows in self._holders(split):
+            leaves, structure = jax.tree.flatten(rows)
             if not leaves or any(np.ndim(leaf) == 0 for leaf in leaves):
-                raise FedbilevelError(f"client {number}: '{split}' must hold arrays with a leading axis of rows.")
+                raise FedbilevelError(f"{holder}: '{split}' must hold arrays with a leading axis of rows.")
             lengths = {len(leaf) for leaf in leaves}
             if len(lengths) > 1:
                 raise FedbilevelError(
-                    f"client {number}: the '{split}' arrays differ in their number of rows: {sorted(lengths)}."
+                    f"{holder}: the '{split}' arrays differ in their number of rows: {sorted(lengths)}."
                 )
             if lengths == {0}:
-                raise FedbilevelError(f"client {number} has no '{split}' rows: leave this client out or give it data.")
+                raise FedbilevelError(f"{holder} has no '{split}' rows: leave this client out or give it data.")
             kind = (structure, [np.shape(leaf)[1:] for leaf in leaves])
             first = kind if first is None else first
             if kind != first:
                 raise FedbilevelError(
-                    f"client {number}: the '{split}' arrays have the row shapes {kind[1]}, "
+                    f"{holder}: the '{split}' arrays have the row shapes {kind[1]}, "
                     f"but those of client 0 have {first[1]}."
                 )
 
@@ -144,7 +158,7 @@ class Task:
         """
         layout, problem = self.layout, self.problem
         key = jax.random.key(0)
-        rows = [jax.tree.map(lambda a: np.asarray(a)[:3], self.clients[0][split]) for split in SPLITS]
+        rows = [jax.tree.map(lambda a: np.asarray(a)[:3], self._holders(split)[0][1]) for split in SPLITS]
         for loss, level, batch, size, ragged in zip(
             (problem.lower, problem.upper), ("lower", "upper"), rows, layout.batch_sizes, layout.ragged, strict=True
         ):
@@ -199,7 +213,7 @@ class Task:
         return weights / weights.sum()
 
     def _counts(self, split: str) -> list[int]:
-        return [len(jax.tree.leaves(client[split])[0]) for client in self.clients]
+        return [len(jax.tree.leaves(rows)[0]) for _, rows in self._holders(split)]
 
     @cached_property
     def layout(self) -> Layout:
@@ -213,6 +227,7 @@ class Task:
             longest=(max(counts[0]), max(counts[1])),
             ragged=(len(set(counts[0])) > 1, len(set(counts[1])) > 1),
             batch_sizes=(sizes[0], sizes[1]),
+            server=self.server is not None,
         )
 
     @cached_property
@@ -222,12 +237,16 @@ class Task:
         def shards(split: str) -> Shards:
             counts = np.array(self._counts(split), np.int32)
             arrays = jax.tree.map(
-                lambda *parts: jnp.asarray(np.concatenate(parts)), *(client[split] for client in self.clients)
+                lambda *parts: jnp.asarray(np.concatenate(parts)), *(rows for _, rows in self._holders(split))
             )
-            return Shards(arrays, jnp.asarray(np.cumsum(counts) - counts), jnp.asarray(counts))
+            start = np.cumsum(counts) - counts
+            if len(counts) < len(self.clients):  # the server's rows: the same for everybody
+                start, counts = (np.repeat(a, len(self.clients)) for a in (start, counts))
+            return Shards(arrays, jnp.asarray(start), jnp.asarray(counts))
 
         return Data(shards("train"), shards("val"), jnp.asarray(self.normalised_weights))
 
-    def only(self, client: int) -> "Task":
-        """The task of one client alone: what a party of a federation knows."""
-        return dataclasses.replace(self, clients=[self.clients[client]], weights=None, references=())
+    def only(self, client: int, knows_server: bool = True) -> "Task":
+        """The task of one client alone: what a party of a federation knows. The server's rows may be kept from it."""
+        server = self.server if knows_server else jax.tree.map(lambda a: np.zeros_like(a[:1]), self.server)
+        return dataclasses.replace(self, clients=[self.clients[client]], weights=None, references=(), server=server)

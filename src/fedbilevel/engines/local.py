@@ -8,6 +8,7 @@ of a private x stay where they are, and the server handles them by name only.
 
 import itertools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,10 +16,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedbilevel.core import Algorithm, Carry, Clients, Key, Replies, Step, mean_type
+from fedbilevel.core import Algorithm, Carry, Clients, Each, Key, Objective, Replies, Step, mean_type
 from fedbilevel.engines.messages import decode, encode, named_leaves, rebuild
 from fedbilevel.engines.participation import Everyone, Participation, check_sample
-from fedbilevel.engines.plan import Exchange, Program, round_keys, split_vectors, trace, without
+from fedbilevel.engines.plan import (
+    Exchange,
+    Program,
+    check_each,
+    resample,
+    round_keys,
+    server_objective,
+    split_vectors,
+    trace,
+    without,
+)
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.task import Data, Task
 from fedbilevel.vectors import Scalar, Vector
@@ -75,7 +86,7 @@ class Failure(NamedTuple):
 def _call(
     program: Program, method: str, data: Data, id: jax.Array, key: Key, memory: Any, broadcast: Any
 ) -> tuple[Any, Any]:
-    client = program.layout.client(program.problem, data, 0, data.weights[0])
+    client = replace(program.layout.client(program.problem, data, 0, data.weights[0]), id=id)
     return getattr(program.algorithm, method)(client, memory, jax.random.fold_in(key, id), *broadcast)
 
 
@@ -193,10 +204,16 @@ class State(NamedTuple):
 
 class _Replies(Replies):
     def __init__(
-        self, program: Program, exchange: Exchange, slot: str, uploads: dict[int, Any], weights: np.ndarray
+        self,
+        program: Program,
+        exchange: Exchange,
+        slot: str,
+        uploads: dict[int, Any],
+        weights: np.ndarray,
+        cohort: "_Cohort",
     ) -> None:
         self._program, self._exchange, self._slot = program, exchange, slot
-        self._uploads, self._weights = uploads, weights
+        self._uploads, self._weights, self._cohort = uploads, weights, cohort
 
     def _whole(self, shared: Any) -> Any:
         parts, structure = split_vectors(self._exchange.upload)
@@ -217,12 +234,17 @@ class _Replies(Replies):
         return self._whole(result)
 
     def mean(self) -> Any:
-        total = float(sum(self._weights[m] for m in self._uploads)) or 1.0
-        return self._sum({m: self._weights[m] / total for m in self._uploads})
+        counted = self._counted()
+        total = sum(counted.values()) or 1.0
+        return self._sum({m: weight / total for m, weight in counted.items()})
 
     def estimate(self) -> Any:
-        factor = len(self._weights) / len(self._uploads)
-        return self._sum({m: factor * self._weights[m] for m in self._uploads})
+        factor = len(self._weights) / sum(self._cohort.times[m] for m in self._uploads)
+        return self._sum({m: factor * weight for m, weight in self._counted().items()})
+
+    def _counted(self) -> dict[int, float]:
+        """The weights of those who replied, times how often they were drawn."""
+        return {m: float(self._weights[m]) * self._cohort.times[m] for m in self._uploads}
 
     def stack(self) -> Any:
         nothing = jax.tree.map(jnp.zeros_like, next(iter(self._uploads.values())))
@@ -231,6 +253,20 @@ class _Replies(Replies):
 
     def replied(self) -> jax.Array:
         return jnp.asarray([m in self._uploads for m in range(len(self._weights))])
+
+    def each(self) -> Each:
+        nothing = jax.tree.map(jnp.zeros_like, next(iter(self._uploads.values())))
+        rows = [self._uploads.get(m, nothing) for m in self._cohort.ids]
+        alive = jnp.asarray([m in self._uploads for m in self._cohort.ids])
+        return Each(self._whole(jax.tree.map(lambda *each: jnp.stack(each), *rows)), alive)
+
+
+class _Cohort(NamedTuple):
+    """Who takes part, how often each was drawn, and of how many at most."""
+
+    ids: list[int]
+    times: dict[int, int]
+    room: int
 
 
 class _Scope:
@@ -242,6 +278,7 @@ class _Scope:
         self.round, self.exchange, self.loops = round, exchange, iter(loops)
         self.served, self.calls = served.copy(), calls.copy()
         self.sent, self.scopes = 0, 0
+        self.asked: set[int] = set()
         self.projections: dict[str, dict[str, float]] = {}
 
 
@@ -252,13 +289,12 @@ class _Clients(Clients):
         self,
         engine: "Local",
         key: Key,
-        cohort: tuple[list[int], int],
+        cohort: _Cohort,
         weights: np.ndarray,
         scope: _Scope,
         memory_scope: str = "round",
     ) -> None:
-        self.engine, self.key, self.weights, self.scope = engine, key, weights, scope
-        self.ids, self.room = cohort  # who takes part, and of how many at most
+        self.engine, self.key, self.weights, self.scope, self.cohort = engine, key, weights, scope, cohort
         self.memory_scope, self.keys_taken = memory_scope, 0
 
     def next_key(self) -> Key:
@@ -266,7 +302,12 @@ class _Clients(Clients):
         return jax.random.fold_in(self.key, self.keys_taken - 1)
 
     def run(self, step: Step, *broadcast: Any) -> Replies:
-        engine, scope = self.engine, self.scope
+        engine, scope, key, cohort = self.engine, self.scope, self.next_key(), self.cohort
+        if engine.program.participation.resample and self.memory_scope == "round":
+            cohort = engine.cohort(engine.program.participation, resample(key, engine.program)[0])
+            engine.forget()
+        scope.asked.update(cohort.ids)
+        check_each(broadcast, engine.program.participation)
         number = scope.exchange
         exchange = engine.plan.all[number]
         slot = f"{scope.round}.{scope.sent}"
@@ -278,25 +319,34 @@ class _Clients(Clients):
             "scope": self.memory_scope,
             "projections": scope.projections,
         }
-        uploads = engine.exchange(header, exchange, broadcast, self.next_key(), self.ids, scope.round)
-        scope.served[number] += len(self.ids)
+        uploads = engine.exchange(header, exchange, broadcast, key, cohort.ids, scope.round)
+        scope.served[number] += len(cohort.ids)
         scope.calls[number] += 1
         scope.exchange += 1
         scope.sent += 1
-        return _Replies(engine.program, exchange, slot, uploads, self.weights)
+        return _Replies(engine.program, exchange, slot, uploads, self.weights, cohort)
 
     def sample(self, size: int) -> "Clients":
-        check_sample(size, self.room)
+        ids, times, room = self.cohort
+        check_sample(size, room)
         # The same draw as the simulator's, which has room for the largest cohort.
-        luck = jax.random.uniform(self.next_key(), (self.room,))[: len(self.ids)]
-        chosen = [self.ids[int(i)] for i in jax.lax.top_k(luck, min(size, len(self.ids)))[1]]
+        luck = jax.random.uniform(self.next_key(), (room,))[: len(ids)]
+        chosen = [ids[int(i)] for i in jax.lax.top_k(luck, min(size, len(ids)))[1]]
         self.scope.scopes += 1
-        scope_name = f"sub-cohort {self.scope.scopes}"
-        return _Clients(self.engine, self.next_key(), (chosen, size), self.weights, self.scope, scope_name)
+        scope_name, cohort = f"sub-cohort {self.scope.scopes}", _Cohort(chosen, times, size)
+        return _Clients(self.engine, self.next_key(), cohort, self.weights, self.scope, scope_name)
 
     def weighted(self, weights: jax.Array) -> "Clients":
-        cohort = (self.ids, self.room)
-        return _Clients(self.engine, self.next_key(), cohort, np.asarray(weights), self.scope, self.memory_scope)
+        view = (np.asarray(weights), self.scope, self.memory_scope)
+        return _Clients(self.engine, self.next_key(), self.cohort, *view)
+
+    @property
+    def holds_upper(self) -> bool:
+        return self.engine.program.layout.server
+
+    @property
+    def f(self) -> Objective:
+        return server_objective(self.engine.program, self.engine.task.data)
 
     def project_x(self, x: Any) -> Any:
         if not isinstance(x, Blocks):
@@ -333,9 +383,10 @@ class Local:
         self.task = task
         self.program = Program(task.problem, algorithm, task.layout, participation or Everyone())
         self.plan = trace(self.program, task.data)
-        weights = task.normalised_weights
+        weights, sees_upper = task.normalised_weights, algorithm.upper_at == "clients"
         self.parties = [
-            Party(task.only(m), algorithm, m, float(weights[m]), len(weights)) for m in range(len(task.clients))
+            Party(task.only(m, sees_upper), algorithm, m, float(weights[m]), len(weights))
+            for m in range(len(task.clients))
         ]
         self.failures: list[Failure] = []
         self.bytes_down = self.bytes_up = 0
@@ -363,13 +414,16 @@ class Local:
         """Send one message to each client, with what it does not hold yet, and gather the answers; failures are left
         out and noted.
         """
-        blocks = {str(n): part.terms for n, part in enumerate(split_vectors(broadcast)[0]) if is_block(part)}
-        arrays = named_leaves(without(broadcast, is_block))
-        serials = {name: self._serial(leaf) for name, leaf in arrays.items()}
         shapes = without(exchange.upload, self.program.private)
-        header = {**header, "serials": serials, "blocks": blocks}
         uploads: dict[int, Any] = {}
-        for client in ids:
+        for position, client in enumerate(ids):
+            if not all(part.alive is None or part.alive[position] for part in broadcast if isinstance(part, Each)):
+                continue
+            message = tuple(part.row(position) if isinstance(part, Each) else part for part in broadcast)
+            blocks = {str(n): part.terms for n, part in enumerate(split_vectors(message)[0]) if is_block(part)}
+            arrays = named_leaves(without(message, is_block))
+            serials = {name: self._serial(leaf) for name, leaf in arrays.items()}
+            header = {**header, "serials": serials, "blocks": blocks}
             new = {k: np.asarray(jnp.asarray(a)) for k, a in arrays.items() if serials[k] not in self._held[client]}
             answer, reply = self._send(client, header, {**new, "key": np.asarray(jax.random.key_data(key))})
             try:
@@ -409,18 +463,24 @@ class Local:
         first_y = nearest(y0 if y is None else Vector(y, "y"))
         counts = np.zeros(len(self.plan.all), np.int64)
         start_key = jax.random.fold_in(key, 1)
-        cohort = self._cohort(program.first_participation, start_key)
+        cohort = self.cohort(program.first_participation, start_key)
         scope = _Scope(0, 0, self.plan.loops[0], counts, counts)
         server = program.algorithm.init(
             _Clients(self, start_key, cohort, self.task.normalised_weights, scope), first_x, first_y
         )
-        return self._commit(State(key, server, 0, True, scope.served, scope.calls), cohort[0], scope.projections)
+        return self._commit(State(key, server, 0, True, scope.served, scope.calls), cohort.ids, scope)
 
-    def _cohort(self, participation: Participation, key: Key) -> tuple[list[int], int]:
-        ids, active = participation.draw(key, len(self.parties))
-        return [int(i) for i in (ids if active is None else ids[active])], len(ids)
+    def cohort(self, participation: Participation, key: Key) -> _Cohort:
+        """Who takes part."""
+        ids, times = participation.draw(key, len(self.parties))
+        drawn = {int(m): int(n) for m, n in zip(ids, times if times is not None else [1] * len(ids), strict=True) if n}
+        return _Cohort(list(drawn), drawn, len(ids))
 
-    def _commit(self, state: State, ids: list[int], projections: dict[str, dict[str, float]]) -> State:
+    def forget(self) -> None:
+        """Other clients are asked next, who hold nothing."""
+        self._held = [set() for _ in self.parties]
+
+    def _commit(self, state: State, ids: list[int], scope: _Scope) -> State:
         """End a round: give the private parts of the state their lasting names, and let clients forget the rest."""
         parts, structure = split_vectors(state.server)
         lasting = {f"state.{n}": part for n, part in enumerate(parts) if is_block(part)}
@@ -434,10 +494,10 @@ class Local:
             "action": "commit",
             "round": state.round,
             "blocks": {name: part.terms for name, part in lasting.items()},
-            "projections": projections,
+            "projections": scope.projections,
             "held": sorted(kept),
         }
-        answers = [self._send(m, header, {})[1] for m in ids]
+        answers = [self._send(m, header, {})[1] for m in sorted({*ids, *scope.asked})]
         finite = all(bool(answer.get("finite", True)) for answer in answers) and all_finite(public)
         renamed = [Blocks({f"state.{n}": 1.0}) if is_block(part) else part for n, part in enumerate(parts)]
         return state._replace(server=jax.tree.unflatten(structure, renamed), finite=finite)
@@ -448,13 +508,13 @@ class Local:
             if not state.finite:
                 break
             draw, work = round_keys(state.key, state.round)
-            cohort = self._cohort(self.program.participation, draw)
+            cohort = self.cohort(self.program.participation, draw)
             scope = _Scope(state.round + 1, len(self.plan.start), self.plan.loops[1], state.served, state.calls)
             server = self.program.algorithm.round(
                 _Clients(self, work, cohort, self.task.normalised_weights, scope), state.server
             )
             state = State(state.key, server, state.round + 1, True, scope.served, scope.calls)
-            state = self._commit(state, cohort[0], scope.projections)
+            state = self._commit(state, cohort.ids, scope)
         return state
 
     def solution(self, state: State) -> tuple[Any, Any]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,20 +13,27 @@ from fedbilevel.errors import FedbilevelError
 
 
 class Cohort(NamedTuple):
-    """The clients of a round: their numbers, and which of these entries are really taken (None: all of them). A
+    """The clients of a round: their numbers, and how often each of these entries was drawn (None: once each). A
     compiled round has a fixed number of entries."""
 
     ids: jax.Array
-    active: jax.Array | None = None
+    times: jax.Array | None = None
+
+    @property
+    def active(self) -> jax.Array | None:
+        """Which entries are really taken (None: all of them)."""
+        return None if self.times is None else self.times > 0
 
     def some(self, entries: jax.Array) -> "Cohort":
         """These entries only."""
-        return Cohort(self.ids[entries], None if self.active is None else self.active[entries])
+        return Cohort(self.ids[entries], None if self.times is None else self.times[entries])
 
 
 @dataclass(frozen=True)
 class Everyone:
     """Full participation."""
+
+    resample: ClassVar[bool] = False
 
     def check(self, clients: int) -> None:
         pass
@@ -37,18 +44,28 @@ class Everyone:
 
 @dataclass(frozen=True)
 class Uniform:
-    """So many clients per round, drawn uniformly without replacement."""
+    """So many clients per round, drawn uniformly, without replacement unless said otherwise.
+
+    A client drawn several times counts so often, and is asked once. With ``resample`` every exchange of a round has
+    new clients.
+    """
 
     size: int
+    replacement: bool = False
+    resample: bool = False
 
     def check(self, clients: int) -> None:
-        if not 1 <= self.size <= clients:
+        if self.size < 1 or (self.size > clients and not self.replacement):
             raise FedbilevelError(
                 f"sample: cannot draw {self.size} of {clients} clients: give a number from 1 to {clients}."
             )
 
     def draw(self, key: Key, clients: int) -> Cohort:
         """Robert Floyd's algorithm: the cost depends on the sample, not on the number of clients."""
+        if self.replacement:
+            ids = jnp.sort(jax.random.randint(key, (self.size,), 0, clients, jnp.int32))
+            first = jnp.concatenate([jnp.ones(1, bool), ids[1:] != ids[:-1]])
+            return Cohort(ids, jnp.where(first, jnp.sum(ids[:, None] == ids, axis=1), 0))
         keys = jax.random.split(key, self.size)
 
         def pick(i: jax.Array, ids: jax.Array) -> jax.Array:
@@ -63,9 +80,11 @@ class Uniform:
 @dataclass(frozen=True)
 class Independent:
     """Every client takes part with this probability, independently. A round in which nobody would take part gets one
-    client, drawn uniformly (so that, given its size, the cohort is uniform)."""
+    client, drawn uniformly (so that, given its size, the cohort is uniform). With ``resample`` this is drawn anew for
+    every exchange of a round."""
 
     probability: float
+    resample: bool = False
 
     def check(self, clients: int) -> None:
         if not 0 < self.probability <= 1:
@@ -80,7 +99,7 @@ class Independent:
         expected = self.probability * clients
         room = min(clients, int(expected + 7 * (expected * (1 - self.probability)) ** 0.5) + 7)
         (ids,) = jnp.nonzero(active, size=room, fill_value=clients)
-        return Cohort(ids, ids < clients)
+        return Cohort(ids, (ids < clients).astype(jnp.int32))
 
 
 @dataclass(frozen=True)
@@ -88,6 +107,7 @@ class Fixed:
     """Always the same clients."""
 
     ids: tuple[int, ...]
+    resample: ClassVar[bool] = False
 
     def check(self, clients: int) -> None:
         if not self.ids or len(set(self.ids)) < len(self.ids) or not all(0 <= i < clients for i in self.ids):

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedbilevel.core import Algorithm, Carry, Clients, Key, Problem, Replies, Step, Tally
-from fedbilevel.engines.participation import Everyone, Participation, check_sample
+from fedbilevel.core import Algorithm, Carry, Clients, Each, Key, Objective, Problem, Replies, Step, Tally
+from fedbilevel.engines.participation import Everyone, Independent, Participation, check_sample
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.task import Data, Layout, Task
 from fedbilevel.vectors import Vector, is_vector
@@ -34,6 +34,26 @@ class Program:
             raise FedbilevelError(
                 f"{type(self.algorithm).__name__} is for problems with a {self.algorithm.lower_level} lower level, "
                 f"but this one's is {self.problem.lower_level}."
+            )
+        name, weighting = type(self.algorithm).__name__, self.problem.weighting
+        if self.algorithm.weighting and not weighting:
+            raise FedbilevelError(
+                f"{name} weighs clients: it needs a problem with weighting=True, whose x is the clients' weights."
+            )
+        if self.algorithm.upper_at == "server" and not self.layout.server:
+            server_objective(self, None)
+        if weighting:
+            shapes = jax.tree.map(jnp.shape, jax.eval_shape(self.problem.start, jax.random.key(0))[0].tree)
+            if shapes != (self.layout.clients,):
+                raise FedbilevelError(
+                    f"with weighting=True, x is one array with a weight for each of the {self.layout.clients} clients, "
+                    f"but init gives the shape {shapes}."
+                )
+        chosen, keeps = self.participation, self.algorithm.remembers != "nothing" or self.problem.private_x
+        if keeps and (chosen.resample or getattr(chosen, "replacement", False)):
+            raise FedbilevelError(
+                f"the clients of {name} keep something here, so that they must be the same for all exchanges of a "
+                "round: sample without resample and without replacement."
             )
 
     @property
@@ -132,15 +152,41 @@ def round_keys(run: Key, round: int | jax.Array) -> tuple[Key, Key]:
     return draw, work
 
 
+def resample(exchange: Key, program: Program) -> tuple[Key, int]:
+    """What draws the cohort of an exchange, if every exchange has its own: the same in every engine."""
+    return jax.random.fold_in(exchange, program.layout.clients), program.layout.clients
+
+
 def set_owned(program: Program, tree: Any, owned: bool) -> Any:
     """Mark private vectors as owned (the server's view) or not (their owner's view)."""
     parts, structure = split_vectors(tree)
     return jax.tree.unflatten(structure, [Vector(v.tree, "x", owned) if program.private(v) else v for v in parts])
 
 
+def server_objective(program: Program, data: Any) -> Objective:
+    """The upper loss on the server's own rows; refuses where there are none."""
+    if not program.layout.server:
+        raise FedbilevelError(
+            f"{type(program.algorithm).__name__} evaluates the upper loss on the server: "
+            "give the task validation rows there."
+        )
+    return program.layout.client(program.problem, data, 0, data.weights[0]).f
+
+
+def check_each(broadcast: tuple[Any, ...], chosen: Participation) -> None:
+    """Refuse messages for each client where it is not known beforehand how many take part."""
+    if any(isinstance(part, Each) for part in broadcast) and (
+        isinstance(chosen, Independent) or getattr(chosen, "replacement", False)
+    ):
+        raise FedbilevelError(
+            "this algorithm sends every client a message of its own: sample a fixed number of clients, without "
+            "replacement."
+        )
+
+
 class _PlannedReplies(Replies):
-    def __init__(self, upload: Any, everyone: int) -> None:
-        self._upload, self._everyone = upload, everyone
+    def __init__(self, upload: Any, everyone: int, cohort: int) -> None:
+        self._upload, self._everyone, self._cohort = upload, everyone, cohort
 
     def mean(self) -> Any:
         return self._upload
@@ -152,6 +198,9 @@ class _PlannedReplies(Replies):
 
     def replied(self) -> jax.Array:
         return jnp.ones(self._everyone, bool)
+
+    def each(self) -> Each:
+        return Each(jax.tree.map(lambda a: jnp.broadcast_to(a, (self._cohort, *jnp.shape(a))), self._upload))
 
 
 class _PlannedClients(Clients):
@@ -168,6 +217,10 @@ class _PlannedClients(Clients):
 
     def run(self, step: Step, *broadcast: Any) -> Replies:
         program, tally = self.program, Tally()
+        if program.participation.resample and self.sub is None:
+            self.held.clear()  # others than before
+        check_each(broadcast, program.participation)
+        broadcast = tuple(part.row(0) if isinstance(part, Each) else part for part in broadcast)
         client = program.layout.client(program.problem, self.data, 0, self.data.weights[0], tally)
         key = jax.random.key(0)
         self.memory, upload = step(client, self.memory, key, *set_owned(program, broadcast, False))
@@ -192,7 +245,7 @@ class _PlannedClients(Clients):
                 upload=shapes[1],
             )
         )
-        return _PlannedReplies(set_owned(program, upload, True), program.layout.clients)
+        return _PlannedReplies(set_owned(program, upload, True), program.layout.clients, self.cohort)
 
     def _size(self, message: Any, held: dict[int, Any]) -> tuple[int, int]:
         """Floats and bytes of what is new in a message; remembers it as held."""
@@ -219,6 +272,14 @@ class _PlannedClients(Clients):
 
     def weighted(self, weights: jax.Array) -> "Clients":
         return self
+
+    @property
+    def holds_upper(self) -> bool:
+        return self.program.layout.server
+
+    @property
+    def f(self) -> Objective:
+        return server_objective(self.program, self.data)
 
     def project_x(self, x: Vector) -> Vector:
         # There is no axis of clients here, so that a block is projected as its owner would.

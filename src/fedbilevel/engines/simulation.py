@@ -16,9 +16,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedbilevel.core import Algorithm, Carry, Clients, Key, Replies, Step, mean_type
+from fedbilevel.core import Algorithm, Carry, Clients, Each, Key, Objective, Replies, Step, mean_type
 from fedbilevel.engines.participation import Cohort, Everyone, Participation, check_sample
-from fedbilevel.engines.plan import Program, round_keys, set_owned, split_vectors, trace
+from fedbilevel.engines.plan import (
+    Program,
+    check_each,
+    resample,
+    round_keys,
+    server_objective,
+    set_owned,
+    split_vectors,
+    trace,
+)
 from fedbilevel.errors import UnknownName
 from fedbilevel.task import Data, Task
 from fedbilevel.vectors import Vector, is_vector
@@ -72,6 +81,9 @@ class _Replies(Replies):
     def replied(self) -> jax.Array:
         return jnp.zeros(self._everyone, bool).at[self._ids].set(True, mode="drop")
 
+    def each(self) -> Each:
+        return Each(self.of_cohort)
+
 
 @dataclass
 class _Memory:
@@ -115,37 +127,45 @@ class _Clients(Clients):
         return jax.random.fold_in(self.key, self.keys_taken - 1)
 
     def run(self, step: Step, *broadcast: Any) -> _Replies:
-        program, key, (ids, active) = self.program, self.next_key(), self.cohort
-        count = len(ids) if active is None else active.sum(dtype=jnp.int32)
-        self._count(count)
+        program, key, cohort = self.program, self.next_key(), self.cohort
+        if program.participation.resample and self.entries is None:
+            cohort = program.participation.draw(*resample(key, program))
+        (ids, times), active = cohort, cohort.active
+        self._count(len(ids) if active is None else active.sum(dtype=jnp.int32))
+        check_each(broadcast, program.participation)
+        own_rows = [part.rows for part in broadcast if isinstance(part, Each)]
+        is_own = [isinstance(part, Each) for part in broadcast]
+        broadcast = tuple(None if own else part for part, own in zip(broadcast, is_own, strict=True))
         parts, structure = split_vectors(set_owned(program, broadcast, False))
         private = [program.private(part) for part in parts]
         blocks = self._of_cohort([part for part, mine in zip(parts, private, strict=True) if mine])
-        shares = self.weights[ids] if active is None else jnp.where(active, self.weights[ids], 0)
+        shares = self.weights[ids] if times is None else jnp.where(times > 0, times * self.weights[ids], 0)
         total = shares.sum()
         shares = shares / jnp.where(total > 0, total, 1)  # all weights may be 0
         upload_structure: list[Any] = []
 
-        def visit(id: jax.Array, memory: Any, blocks: list[Any]) -> tuple[Any, list[Any], list[Any]]:
-            own = iter(blocks)
+        def visit(id: jax.Array, memory: Any, blocks: list[Any], rows: list[Any]) -> tuple[Any, list[Any], list[Any]]:
+            own, own_rows = iter(blocks), iter(rows)
             received = [next(own) if mine else part for part, mine in zip(parts, private, strict=True)]
             client = program.layout.client(program.problem, self.data, id, self.data.weights[id])
-            memory, upload = step(client, memory, jax.random.fold_in(key, id), *jax.tree.unflatten(structure, received))
+            common = jax.tree.unflatten(structure, received)
+            arguments = [next(own_rows) if mine else part for part, mine in zip(common, is_own, strict=True)]
+            memory, upload = step(client, memory, jax.random.fold_in(key, id), *arguments)
             sent, up = split_vectors(upload)
             upload_structure[:] = [up]
             kept = [part for part in sent if program.private(part)]
             return memory, kept, [None if program.private(part) else part for part in sent]
 
         loop = _scan if program.batching == "scan" else _vmap
-        memory, kept, mean, stacked = loop(visit, (ids, self._recall(), blocks), active, shares)
+        memory, kept, mean, stacked = loop(visit, (ids, self._recall(), blocks, own_rows), active, shares)
         self._remember(memory)
 
         def whole(sent: list[Any]) -> Any:
             own = iter([self._to_owners(block) for block in kept])
             return jax.tree.unflatten(upload_structure[0], [next(own) if part is None else part for part in sent])
 
-        scale = total * program.layout.clients / count
-        return _Replies(whole(mean), whole(stacked), scale, self.cohort, program.layout.clients)
+        scale = total * program.layout.clients / (len(ids) if times is None else times.sum())
+        return _Replies(whole(mean), whole(stacked), scale, cohort, program.layout.clients)
 
     def _count(self, clients: int | jax.Array) -> None:
         round = self.round
@@ -181,7 +201,7 @@ class _Clients(Clients):
         self.memory.rows = rows
 
     def sample(self, size: int) -> "Clients":
-        ids, active = self.cohort
+        ids, active = self.cohort.ids, self.cohort.active
         check_sample(size, len(ids))
         luck = jax.random.uniform(self.next_key(), (len(ids),))
         entries = lax.top_k(luck if active is None else jnp.where(active, luck, -1), size)[1]
@@ -195,6 +215,14 @@ class _Clients(Clients):
     def _view(self, weights: jax.Array, memory: _Memory, entries: jax.Array | None) -> "_Clients":
         key = self.next_key()
         return _Clients(self.program, self.data, weights, key, self.whole_cohort, self.round, memory, entries)
+
+    @property
+    def holds_upper(self) -> bool:
+        return self.program.layout.server
+
+    @property
+    def f(self) -> Objective:
+        return server_objective(self.program, self.data)
 
     def project_x(self, x: Vector) -> Vector:
         return self.program.problem.nearest(x)

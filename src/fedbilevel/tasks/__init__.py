@@ -6,7 +6,8 @@ from fedbilevel.errors import Names
 from fedbilevel.task import Task
 from fedbilevel.tasks.data_cleaning import data_cleaning
 from fedbilevel.tasks.quadratic import Quadratic, quadratic
+from fedbilevel.tasks.weighted_quadratics import WeightedQuadratics
 
 TASKS: Names[Callable[..., Task]] = Names("task", {"data-cleaning": data_cleaning, "quadratic": quadratic})
 
-__all__ = ["TASKS", "Quadratic", "data_cleaning", "quadratic"]
+__all__ = ["TASKS", "Quadratic", "WeightedQuadratics", "data_cleaning", "quadratic"]

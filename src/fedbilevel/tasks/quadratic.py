@@ -20,6 +20,7 @@ import numpy as np
 from fedbilevel.core import Problem
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.task import Task
+from fedbilevel.tasks.weighted_quadratics import WeightedQuadratics
 
 Array = np.ndarray
 LowerLevel = Literal["global", "local"]
@@ -174,19 +175,21 @@ def quadratic(
 
     Args:
         variant: T1 random heterogeneous clients, T2 the scalar example of bias, T3 identical clients, T4 is T1 with a
-            local lower level.
+            local lower level, T5 clients to be weighted.
         clients: number of clients (not for T2).
-        p: dimension of x (not for T2).
+        p: dimension of x (not for T2 and T5).
         d: dimension of y (not for T2).
         heterogeneity: how much clients differ (T1, T4).
         seed: of the random matrices.
     """
-    if variant not in ("T1", "T2", "T3", "T4"):
-        raise FedbilevelError(f"quadratic: variant is T1, T2, T3 or T4, not '{variant}'.")
+    if variant not in ("T1", "T2", "T3", "T4", "T5"):
+        raise FedbilevelError(f"quadratic: variant is T1, T2, T3, T4 or T5, not '{variant}'.")
     if min(clients, p, d) < 1 or not heterogeneity >= 0 or seed < 0:
         raise FedbilevelError("quadratic: clients, p and d must be at least 1, heterogeneity and seed not negative.")
     options = {"variant": variant, "clients": clients, "p": p, "d": d, "heterogeneity": heterogeneity, "seed": seed}
     if variant == "T2":
         return Quadratic.scalar().task(**options)
+    if variant == "T5":
+        return WeightedQuadratics.random(clients, d, seed).task(**options)
     made = Quadratic.random(clients, p, d, 0.0 if variant == "T3" else heterogeneity, seed)
     return (made.local() if variant == "T4" else made).task(**options)

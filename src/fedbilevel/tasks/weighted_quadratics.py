@@ -1,0 +1,128 @@
+"""Client weighting with closed-form gradients: quadratic losses, whose minimiser moves with the clients' weights.
+
+Client i has f_i(w) = 1/2 (w - c_i)' H_i (w - c_i), the server f_0 likewise. With A(x) = sum_i x_i H_i::
+
+    w*(x) = A^-1 sum_i x_i H_i c_i,   u*(x) = A^-1 H_0 (w* - c_0),   d/dx_i f_0(w*(x)) = - u*' H_i (w* - c_i)
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedbilevel.core import Problem
+from fedbilevel.task import Task
+
+Array = np.ndarray
+
+
+def _loss(x: Any, y: Any, batch: Any) -> jax.Array:
+    each = lambda r: 0.5 * (y - r["c"]) @ r["H"] @ (y - r["c"])
+    return jnp.mean(jax.vmap(each)(batch))
+
+
+@cache  # so that problems of the same shape share their compiled code
+def _problem(clients: int, d: int) -> Problem:
+    start = lambda key: (np.full(clients, 1 / clients), np.zeros(d))
+    return Problem(_loss, _loss, start, weighting=True)
+
+
+def project(x: Array) -> Array:
+    """The nearest point of the probability simplex, in double precision."""
+    falling = np.sort(x)[::-1]
+    excess = (np.cumsum(falling) - 1) / np.arange(1, len(x) + 1)
+    return np.maximum(x - excess[np.sum(falling > excess) - 1], 0)
+
+
+@dataclass(frozen=True, eq=False)
+class WeightedQuadratics:
+    """The matrices of the clients (with a leading axis) and of the server, and everything that follows from them.
+
+    >>> T7 = WeightedQuadratics.line(0.0, 1.0, 4.0)
+    >>> T7.lower(np.array([0.5, 0.0, 0.5])).tolist()
+    [2.0]
+    """
+
+    H: Array
+    c: Array
+    H0: Array
+    c0: Array
+
+    @classmethod
+    def random(cls, clients: int = 3, d: int = 4, seed: int = 0) -> "WeightedQuadratics":
+        """T5: random clients; the server's minimum lies between those of the clients."""
+        rng = np.random.default_rng(seed)
+
+        def positive(*lead: int) -> Array:
+            root = rng.normal(size=(*lead, d, d))
+            return 0.5 * np.eye(d) + root @ root.swapaxes(-1, -2) / d
+
+        centres = rng.normal(size=(clients, d))
+        shares = rng.dirichlet(np.full(clients, 2.0))
+        return cls(positive(clients), centres, positive(), shares @ centres + 0.1 * rng.normal(size=d))
+
+    @classmethod
+    def line(cls, *centres: float, server: float = 0.0) -> "WeightedQuadratics":
+        """T7: f_i = 1/2 (w - c_i)^2 with w a number."""
+        c = np.array(centres, float).reshape(-1, 1)
+        return cls(np.ones((len(c), 1, 1)), c, np.ones((1, 1)), np.array([server]))
+
+    def lower(self, x: Array) -> Array:
+        """w*(x)."""
+        return np.linalg.solve(np.tensordot(x, self.H, 1), np.einsum("i,ijk,ik->j", x, self.H, self.c))
+
+    def adjoint(self, x: Array) -> Array:
+        """u*(x) = A(x)^-1 grad f_0(w*(x)); the multiplier of the primal-dual method is its negative."""
+        return np.linalg.solve(np.tensordot(x, self.H, 1), self.H0 @ (self.lower(x) - self.c0))
+
+    def gradient(self, x: Array) -> Array:
+        """The gradient of f_0(w*(x)) in x."""
+        return -np.einsum("ijk,ik,j->i", self.H, self.lower(x) - self.c, self.adjoint(x))
+
+    def value(self, x: Array) -> float:
+        """f_0(w*(x))."""
+        away = self.lower(x) - self.c0
+        return float(0.5 * away @ self.H0 @ away)
+
+    def stationarity(self, x: Array, step: float = 0.001) -> float:
+        """|x - Proj(x - step grad)|: 0 where no feasible direction descends."""
+        return float(np.linalg.norm(x - project(x - step * self.gradient(x))))
+
+    def solution(self) -> Array:
+        """A stationary x, by projected gradient steps from equal weights: the longest steps that lead there."""
+        start = np.full(len(self.H), 1 / len(self.H))
+        found = [start]
+        for step in (3.0, 1.0, 0.3, 0.1, 0.03, 0.01):
+            x = start
+            for _ in range(2_000):
+                x = project(x - step * self.gradient(x))
+            found.append(x)
+        return min(found, key=self.stationarity)
+
+    def task(self, **options: Any) -> Task:
+        """The task: the server holds f_0."""
+        clients = [{"train": {"H": self.H[i : i + 1], "c": self.c[i : i + 1]}} for i in range(len(self.H))]
+        x_star = self.solution()
+
+        def metrics(x: Any, y: Any) -> dict[str, float]:
+            x, y = np.asarray(x, float), np.asarray(y, float)
+            return {
+                "error": float(np.linalg.norm(x - x_star)),
+                "hypergradient": self.stationarity(x),
+                "value": self.value(x),
+                "lower_gap": float(np.linalg.norm(y - self.lower(x))),
+            }
+
+        return Task(
+            _problem(*self.c.shape),
+            clients,
+            batch_size=None,
+            metrics=metrics,
+            name="quadratic",
+            options=options,
+            headline={"error": "|x - x*|", "hypergradient": "stationarity", "lower_gap": "|w - w*(x)|"},
+            server={"H": self.H0[None], "c": self.c0[None]},
+        )
