@@ -208,3 +208,84 @@ def test_uploads_are_not_stacked_unless_asked_for() -> None:
         engine.program, len(engine.plan.start), engine.task.data, engine.start(seed=0), jnp.asarray(1)
     )
     assert lowered.compile().memory_analysis().temp_size_in_bytes < 30 * 10_000 * 8
+
+
+RESAMPLED = [Uniform(3, resample=True), Independent(0.5, resample=True), Uniform(3, replacement=True)]
+
+
+@pytest.mark.parametrize("cohort", [*RESAMPLED, Uniform(6, replacement=True, resample=True)], ids=str)
+def test_engines_agree_on_new_cohorts_and_on_replacement(cohort: Any) -> None:
+    """Clients drawn twice count twice and are asked once."""
+    algorithm = fb.FedNest(0.1, 0.2, 0.2, local_steps=2, terms=3)
+    (a, solved_a), (b, solved_b), _ = both(QUADRATIC, algorithm, cohort, rounds=3)
+    assert largest_difference(solved_a, solved_b) < 1e-12
+    np.testing.assert_array_equal(a.served, b.served)
+    np.testing.assert_array_equal(a.calls, b.calls)
+
+
+def test_new_cohorts_are_new_and_hold_nothing() -> None:
+    algorithm = fb.FedNest(0.1, 0.2, 0.2, terms=2, full_series=True)
+    kept, fresh = (fb.plan(QUADRATIC, algorithm, Uniform(2, resample=again)) for again in (False, True))
+    assert kept.exchanges == fresh.exchanges == 6
+    p, d = 4, 6
+    # x and y with every exchange, and what each needs besides: q for y, p for the product, p for h, h for x.
+    assert fresh.down == 6 * (p + d) + d + d + d + p
+    assert kept.down < fresh.down
+    engine = Local(QUADRATIC, algorithm, Uniform(2, resample=True))
+    asked: list[int] = []
+    for party in engine.parties:
+
+        def spy(message: bytes, handle: Any = party.handle, id: int = party.id) -> bytes:
+            if messages.decode(message)[0]["action"] == "run":
+                asked.append(id)
+            return handle(message)
+
+        party.handle = spy  # type: ignore[method-assign]
+    engine.advance(engine.start(seed=0), 1)
+    cohorts = {tuple(sorted(asked[i : i + 2])) for i in range(0, len(asked), 2)}
+    assert len(asked) == 12
+    assert len(cohorts) > 1
+
+
+def test_the_estimate_with_replacement_is_unbiased() -> None:
+    """n / |C| sum over draws: the mean over all pairs of draws is the round with everybody."""
+    task = replace(Quadratic.random(clients=2, p=1, d=1).task(), weights=[0.2, 0.8])
+    start = {"x": np.ones(1), "y": np.ones(1)}
+    moved = {}
+    for seed in range(40):
+        result = fb.solve(task, fb.SimFBO(), rounds=1, sample=Uniform(2, replacement=True), seed=seed, **start)
+        moved.setdefault(float(result.y[0]), 0)
+    full = fb.solve(task, fb.SimFBO(), rounds=1, **start)
+    low, middle, high = sorted(moved)  # 0 twice, 1 twice, or one of each
+    assert middle == pytest.approx(float(full.y[0]))
+    assert (low + high) / 2 == pytest.approx(float(full.y[0]))
+
+
+@pytest.mark.parametrize("cohort", [Uniform(3, resample=True), Uniform(3, replacement=True)], ids=str)
+def test_clients_with_memory_must_stay(cohort: Any) -> None:
+    for task, algorithm in ((QUADRATIC, fb.FedMSA()), (PRIVATE, fb.FedBiO())):
+        with pytest.raises(fb.FedbilevelError, match="must be the same for all exchanges"):
+            fb.plan(task, algorithm, cohort)
+
+
+def test_server_rows_are_kept_from_clients_unless_the_algorithm_needs_them_there() -> None:
+    task = fb.tasks.quadratic("T5", clients=3)
+    rows = np.asarray(task.data.val.arrays["H"])
+    knows = Local(task, fb.FedBiO(0.01, 0.2, 0.2)).parties[0].data.val.arrays["H"]
+    np.testing.assert_array_equal(knows, rows)
+    hidden = Local(task, fb.PrimalDual()).parties[0].data.val.arrays["H"]
+    assert not np.any(hidden)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    weighted = fb.tasks.quadratic("T5", clients=3)
+    with pytest.raises(fb.FedbilevelError, match="needs a problem with weighting=True"):
+        fb.plan(QUADRATIC, fb.PrimalDual())
+    with pytest.raises(fb.FedbilevelError, match="leave out weights="):
+        replace(weighted, weights=[1, 2, 3])
+    with pytest.raises(fb.FedbilevelError, match="a weight for each of the 2 clients"):
+        fb.plan(replace(weighted, clients=weighted.clients[:2]), fb.PrimalDual())
+    with pytest.raises(fb.FedbilevelError, match="sample a fixed number of clients"):
+        fb.plan(QUADRATIC, fb.FedMBO(), Independent(0.5))
+    with pytest.raises(fb.FedbilevelError, match="give the clients 'val'"):
+        replace(PRIVATE, server={"a": np.ones((2, 3)), "b": np.ones(2), "weight": np.zeros(2, np.int32)})

@@ -10,11 +10,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from fedbilevel import catalogue, report
+from fedbilevel import comparison as comparisons
 from fedbilevel import experiment as experiments
-from fedbilevel import report
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.engines.participation import participation
 from fedbilevel.engines.plan import Plan, plan, shared_accounting
@@ -33,7 +34,11 @@ Set = Annotated[
     ),
 ]
 Sample = Annotated[
-    str | None, typer.Option(help="Clients per round (10), probability (0.5) or list (0,3,5); default: everyone.")
+    str | None,
+    typer.Option(
+        help="Clients per round (10), probability (0.5) or list (0,3,5); '10 resample' draws anew for every exchange, "
+        "'10 replacement' with replacement. Default: everyone."
+    ),
 ]
 
 
@@ -104,10 +109,59 @@ def _run_and_show(experiment: experiments.Experiment, out: Path | None) -> None:
 
 
 @app.command()
+def compare(
+    task: Annotated[str, typer.Argument(help="Name of a task, see 'fedbilevel tasks'.")],
+    algorithms: Annotated[
+        str | None, typer.Option(help="Names with commas, or 'all' that fit the task; default: all, or the task's own.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds, for instance 0..4 or 0,3,7.")] = None,
+    sample: Sample = None,
+    set_: Set = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results; default: a new one in runs/.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, and no progress bar.")] = False,
+) -> None:
+    """Run several algorithms on a task: a table, and curves against rounds and against floats sent."""
+    comparison = comparisons.plan(task, algorithms, rounds, seeds, sample, _settings(set_, None))
+    if as_json:
+        compared = comparisons.run(comparison, out)
+    else:
+        columns = (TextColumn("{task.fields[seen]:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=console) as bars:
+            bar = bars.add_task("", seen="compiling ...", total=None)
+
+            def progress(member: comparisons.Member | None, members: int) -> None:
+                seen = "compiling ..." if member is None else f"{member.algorithm} {member.panel.title}"
+                bars.update(bar, total=members, advance=0 if member is None else 1, seen=seen)
+
+            compared = comparisons.run(comparison, out, progress)
+    pictures = report.comparison_figures(compared)
+    if as_json:
+        print(json.dumps(report.comparison_json(compared)))
+        return
+    for panel in comparison.panels:
+        console.print(report.comparison(compared, panel))
+    for member in compared.members:
+        if member.failure:
+            console.print(f"{member.algorithm} (seed {member.seed}) {member.panel.title}: {member.failure}")
+    shown = ", ".join(path.name for path in pictures)
+    console.print(
+        f"Floats and oracle calls are means per client. Results in [bold]{compared.folder}[/bold]: "
+        f"config.toml, metrics.jsonl, {shown}",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+@app.command()
 def algorithms(
     name: Annotated[str | None, typer.Argument(help="Show this one with its hyper-parameters.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the text of docs/algorithms.md.")] = False,
 ) -> None:
     """List the algorithms, or explain one."""
+    if markdown:
+        print(catalogue.markdown(), end="")
+        return
     if name is None:
         table = Table("algorithm", "what it does", "hyper-parameters")
         for name, kind in ALGORITHMS.items():

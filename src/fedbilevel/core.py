@@ -423,6 +423,8 @@ class Algorithm(ABC):
     -> (memory, upload)`` handed to ``clients.run``. States are NamedTuples of vectors and scalars.
     """
 
+    bilevel: ClassVar[bool] = True
+    """Whether it moves x at all."""
     lower_level: ClassVar[str] = "global"
     weighting: ClassVar[bool] = False
     """Whether it only solves problems whose x is the clients' weights."""

@@ -20,7 +20,7 @@ from fedbilevel import schedules
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.core import Algorithm
 from fedbilevel.engines.messages import encode, named_leaves
-from fedbilevel.engines.participation import Independent, Participation, participation
+from fedbilevel.engines.participation import Independent, Participation, Uniform, participation
 from fedbilevel.engines.plan import Program
 from fedbilevel.errors import Diverged, FedbilevelError, UnknownName
 from fedbilevel.solve import Result, Row, Stopped, check_seed, solve
@@ -80,17 +80,21 @@ class Experiment:
         return task, kind(**{**suggested, **for_algorithm})
 
     def participation(self) -> int | Participation | list[int] | None:
-        """What ``sample`` means: "10" clients, a probability "0.5", or a list "0,3,5"."""
+        """What ``sample`` means: "10" clients, a probability "0.5", or a list "0,3,5"; "10 resample" or "0.5 resample"
+        for others in every exchange, "10 replacement" for draws with replacement.
+        """
         if self.sample is None:
             return None
+        number, *words = self.sample.split()
+        how = {word: True for word in words}
         try:
-            if "," in self.sample:
-                return [int(part) for part in self.sample.split(",")]
-            return Independent(float(self.sample)) if "." in self.sample else int(self.sample)
-        except ValueError:
+            if "," in number and not how:
+                return [int(part) for part in number.split(",")]
+            return Independent(float(number), **how) if "." in number else Uniform(int(number), **how)
+        except (ValueError, TypeError):
             raise FedbilevelError(
-                f"sample '{self.sample}' is neither a number of clients, nor a probability such as 0.5, "
-                "nor a list such as 0,3,5."
+                f"sample '{self.sample}' is neither a number of clients, nor a probability such as 0.5 (each may be "
+                "followed by 'resample', a number also by 'replacement'), nor a list such as 0,3,5."
             ) from None
 
 
@@ -108,14 +112,21 @@ def convert(name: str, text: str, default: Any) -> Any:
             return value
         if isinstance(default, schedules.Schedule):
             return schedules.parse(text)
+        if isinstance(default, tuple):
+            number = lambda part: int(part) if part.strip().lstrip("-").isdigit() else float(part)
+            return tuple(number(part) for part in text.split(",") if part.strip())
     except (ValueError, KeyError):
-        kind = {bool: "true or false", int: "a whole number", float: "a number"}[type(default)]
+        kind = {bool: "true or false", int: "a whole number", float: "a number", tuple: "numbers such as 1,3"}[
+            type(default)
+        ]
         raise FedbilevelError(f"{name} must be {kind}, not '{text}'.") from None
     return text
 
 
 def _plain(value: Any) -> Any:
     """A value as TOML knows it."""
+    if isinstance(value, tuple):
+        return ",".join(str(each) for each in value)
     return value if isinstance(value, bool | int | float | str) else repr(value)
 
 
@@ -142,7 +153,7 @@ def run(experiment: Experiment, out: Path | None = None, progress: Progress | No
     task, algorithm = experiment.build()
     sample = participation(experiment.participation(), len(task.clients))
     Program(task.problem, algorithm, task.layout, sample)  # refuses what does not fit before anything is written
-    folder = _folder(experiment, out)
+    folder = new_folder(f"{experiment.task}-{experiment.algorithm}-seed{experiment.seed}", out)
     hyper = {f.name: _plain(getattr(algorithm, f.name)) for f in dataclasses.fields(algorithm)}
     config = {
         "fedbilevel": version("fedbilevel"),
@@ -195,9 +206,10 @@ def run(experiment: Experiment, out: Path | None = None, progress: Progress | No
     return Finished(folder, task, algorithm, result, references, summary)
 
 
-def _folder(experiment: Experiment, out: Path | None) -> Path:
+def new_folder(name: str, out: Path | None) -> Path:
+    """An empty folder for results: the one that was asked for, or a new one in runs/."""
     if out is None:
-        stem = f"{experiment.task}-{experiment.algorithm}-seed{experiment.seed}-{datetime.now():%Y%m%d-%H%M%S}"
+        stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
         names = (Path("runs") / (stem + suffix) for suffix in ["", *(f"-{n}" for n in range(2, 100))])
         out = next(path for path in names if not path.exists())
     try:

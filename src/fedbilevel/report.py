@@ -1,13 +1,16 @@
 """What people look at: the table and the picture of a finished run."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from fedbilevel.experiment import Finished
+from fedbilevel.comparison import Compared, Panel, band, last, per_client, seconds
+from fedbilevel.experiment import Finished, plain_json
 from fedbilevel.solve import Result
 
 
@@ -42,6 +45,112 @@ def table(finished: Finished) -> Table:
     return shown
 
 
+def comparison(compared: Compared, panel: Panel) -> Table:
+    """What came out of one condition of a comparison: means over seeds, and counts per client."""
+    headline = _headline(compared)
+    title = f"{compared.comparison.task}{': ' + panel.title if panel.title else ''}, {_seeds(compared)}"
+    shown = Table(title=title, title_justify="left")
+    for heading in ("", *headline.values(), "rounds", "floats", "Gf/Gg/J/H", "sec"):
+        shown.add_column(heading, justify="right" if heading else "left", no_wrap=not heading)
+    for algorithm in compared.comparison.algorithms:
+        members = compared.of(panel, algorithm)
+        done = [m for m in members if m.result]
+        if not done:
+            shown.add_row(algorithm, *("-" for _ in headline), members[0].failure.split(":")[0])
+            continue
+        values = [_with_spread(*last(done, metric), len(done)) for metric in headline]
+        floats, *oracles = (_short(np.mean([per_client(m, c) for m in done])) for c in COUNTS)
+        rounds = str(compared.comparison.rounds)
+        shown.add_row(algorithm, *values, rounds, floats, "/".join(oracles), f"{seconds(done):.1f}")
+    return shown
+
+
+COUNTS = ("floats", "Gf", "Gg", "J", "H")
+
+
+def _short(count: Any) -> str:
+    """A count in at most four figures: 950, 12.5k, 3.1M."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return f"{count:.3g}"
+
+
+def _headline(compared: Compared) -> Mapping[str, str]:
+    """The two headline metrics that matter most."""
+    return dict(list(compared.members[0].task.headline.items())[:2])
+
+
+def _seeds(compared: Compared) -> str:
+    seeds = compared.comparison.seeds
+    return f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds"
+
+
+def _with_spread(mean: float, deviation: float, runs: int) -> str:
+    return f"{mean:.2g}" if runs == 1 else f"{mean:.3g} ± {deviation:.1g}"
+
+
+LINES = ("-", "--", "-.", ":")
+
+
+def comparison_figures(compared: Compared) -> list[Path]:
+    """Curves with bands over seeds. One condition: every metric against rounds and against floats per client.
+    Several: a column for every condition, in one picture for each first word of their titles.
+    """
+    panels = compared.comparison.panels
+    metrics = compared.members[0].task.compare_by or tuple(_headline(compared))
+    if len(panels) == 1:
+        cells = [[(panels[0], metric, axis) for axis in ("round", "floats")] for metric in metrics]
+        return [_figure(compared, cells, compared.folder / "curves.png")]
+    groups: dict[str, list[Panel]] = {}
+    for panel in panels:
+        groups.setdefault(panel.title.split(",")[0], []).append(panel)
+    return [
+        _figure(
+            compared,
+            [[(panel, metric, "round") for panel in group] for metric in metrics],
+            compared.folder / f"{name.replace(' ', '-')}.png",
+        )
+        for name, group in groups.items()
+    ]
+
+
+def _figure(compared: Compared, cells: list[list[tuple[Panel, str, str]]], path: Path) -> Path:
+    rows, columns = len(cells), len(cells[0])
+    figure = Figure(figsize=(4.6 * columns + 1.6, 3.5 * rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    titles = {**_headline(compared)}
+    axes: Any = None
+    for number, (panel, metric, axis) in enumerate((cell for row in cells for cell in row), 1):
+        axes = figure.add_subplot(rows, columns, number)
+        positive = True
+        for color, algorithm in enumerate(compared.comparison.algorithms):
+            members = [m for m in compared.of(panel, algorithm) if m.result]
+            if not members:
+                continue
+            mean, deviation = band(members, metric)
+            across, _ = band(members, axis)
+            if axis == "floats":  # on a log scale, so from the first message on
+                across, mean, deviation = across[1:] / len(members[0].task.clients), mean[1:], deviation[1:]
+            style = {"color": f"C{color % 10}", "linestyle": LINES[color // 10 % 4]}
+            axes.plot(across, mean, label=algorithm, linewidth=1.5, **style)
+            if len(members) > 1:
+                half = deviation / np.sqrt(len(members))
+                axes.fill_between(across, mean - half, mean + half, alpha=0.15, linewidth=0, color=style["color"])
+            positive &= bool(np.all(mean[1:] > 0))
+        if positive:
+            axes.set_yscale("log")
+        if axis == "floats":
+            axes.set_xscale("log")
+        axes.set_xlabel({"round": "round", "floats": "floats sent to and from each client"}[axis])
+        axes.set_ylabel(titles.get(metric, metric))
+        axes.set_title(panel.title)
+        axes.grid(alpha=0.3)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", frameon=False)
+    figure.savefig(path, dpi=130)
+    return path
+
+
 def curves(finished: Finished) -> Path:
     """Draw the headline metrics against rounds into ``curves.png`` of the run folder."""
     result, task = finished.result, finished.task
@@ -71,3 +180,18 @@ def curves(finished: Finished) -> Path:
     path = finished.folder / "curves.png"
     figure.savefig(path, dpi=130)
     return path
+
+
+def comparison_json(compared: Compared) -> dict[str, Any]:
+    """The table of a comparison for machines: one object per condition and algorithm."""
+    headline = _headline(compared)
+    rows = []
+    for panel in compared.comparison.panels:
+        for algorithm in compared.comparison.algorithms:
+            members = compared.of(panel, algorithm)
+            done = [m for m in members if m.result]
+            row: dict[str, Any] = {"panel": panel.title, "algorithm": algorithm, "runs": len(done)}
+            row |= {metric: last(done, metric)[0] for metric in headline if done}
+            row["failures"] = [m.failure for m in members if m.failure]
+            rows.append(plain_json(row))
+    return {"rows": rows, "seconds": compared.seconds, "folder": str(compared.folder)}

@@ -188,6 +188,7 @@ def traffic(plan: Plan, state: Any) -> Mapping[str, float | int]:
     )
     down = (once + sum(int(n) * e.bytes_down for n, e in zip(served, exchanges, strict=True))) / 1e6
     up = sum(int(n) * e.bytes_up for n, e in zip(served, exchanges, strict=True)) / 1e6
+    floats = sum(int(n) * (e.down + e.up) for n, e in zip(served, exchanges, strict=True))
     oracles = {
         name: sum(int(n) * e.oracles[name] for n, e in zip(served, exchanges, strict=True))
         for name in ("Gf", "Gg", "J", "H")
@@ -197,6 +198,7 @@ def traffic(plan: Plan, state: Any) -> Mapping[str, float | int]:
         "megabytes_down": down,
         "megabytes_up": up,
         "megabytes": down + up,
+        "floats": floats,
         **oracles,
     }
 

@@ -85,6 +85,7 @@ class Task:
         references: runs to compare with.
         files: ``files(x, y, folder)`` writes what a user of this task wants to keep.
         headline: the metrics of the summary table, as {name: heading}.
+        compare_by: the metrics that a comparison draws (default: all of the headline).
         suggested: hyper-parameters that suit this task better than an algorithm's defaults, by the name of the
             algorithm or "*" for all others; the command line uses them where none are given.
     """
@@ -101,6 +102,7 @@ class Task:
     headline: Mapping[str, str] = field(default_factory=dict)
     suggested: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     server: Tree = None
+    compare_by: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if len(self.clients) == 0:

@@ -160,7 +160,7 @@ class Quadratic:
         return Task(
             _problem(self.B.shape[-1], self.B.shape[-2], self.lower_level), clients, self.weights, batch_size,
             metrics, name="quadratic", options=options, headline={"error": "|x - x*|", "hypergradient": "|grad h|",
-            "lower_gap": "|y - y*(x)|"},
+            "lower_gap": "|y - y*(x)|"}, compare_by=["hypergradient"],
             suggested={
                 "*": {"lr_upper": 0.1, "lr_lower": 0.2, "lr_adjoint": 0.2, "local_steps": 1},
                 "mefbo": {"lr_upper": 0.1},  # its y and theta are coupled by the proximal term

@@ -124,5 +124,6 @@ class WeightedQuadratics:
             name="quadratic",
             options=options,
             headline={"error": "|x - x*|", "hypergradient": "stationarity", "lower_gap": "|w - w*(x)|"},
+            compare_by=["hypergradient"],
             server={"H": self.H0[None], "c": self.c0[None]},
         )

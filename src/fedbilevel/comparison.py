@@ -1,0 +1,257 @@
+"""Several algorithms on one task, under one or several conditions and over several seeds: what came out, side by
+side.
+"""
+
+import inspect
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+
+from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.engines.participation import Everyone
+from fedbilevel.engines.plan import Program
+from fedbilevel.errors import Diverged, FedbilevelError, UnknownName
+from fedbilevel.experiment import Experiment, new_folder, plain_json
+from fedbilevel.solve import Result, solve
+from fedbilevel.task import Task
+from fedbilevel.tasks import TASKS
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One condition: options of the task, who takes part, and hyper-parameters by the name of the algorithm."""
+
+    title: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+    sample: str | None = None
+    hyper: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What to compare. ``settings`` go to the task and to every algorithm that knows them; "NAME.key" only to NAME."""
+
+    task: str
+    algorithms: Sequence[str]
+    rounds: int = 500
+    seeds: Sequence[int] = (0,)
+    panels: Sequence[Panel] = (Panel(),)
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    def experiment(self, panel: Panel, algorithm: str, seed: int) -> Experiment:
+        """One member of the comparison."""
+        known = {*_options(self.task), *_fields(algorithm)}
+        chosen = {key: text for key, text in panel.options.items() if key in known}
+        chosen |= {f"algorithm.{key}": text for key, text in panel.hyper.get(algorithm, {}).items()}
+        for key, text in self.settings.items():
+            prefix, _, name = key.rpartition(".")
+            if prefix == algorithm:
+                chosen[f"algorithm.{name}"] = text
+            elif prefix in ("", "task", "algorithm") and name in known:
+                chosen[key] = text
+        return Experiment(self.task, algorithm, self.rounds, seed, panel.sample, chosen)
+
+    def check(self) -> None:
+        """Refuse settings that nobody knows."""
+        everything = {*_options(self.task), *(name for a in self.algorithms for name in _fields(a))}
+        for key in self.settings:
+            prefix, _, name = key.rpartition(".")
+            if prefix not in ("", "task", "algorithm", *self.algorithms):
+                raise UnknownName("algorithm of this comparison", prefix, list(self.algorithms))
+            if name not in everything:
+                raise UnknownName("setting", key, sorted(everything))
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run of a comparison; ``failure`` says why there is no result."""
+
+    panel: Panel
+    algorithm: str
+    seed: int
+    task: Task
+    result: Result | None
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """All runs, and where their records are."""
+
+    comparison: Comparison
+    members: list[Member]
+    folder: Path
+    seconds: float
+
+    def of(self, panel: Panel, algorithm: str) -> list[Member]:
+        """The runs of an algorithm under a condition, one per seed."""
+        return [m for m in self.members if m.panel is panel and m.algorithm == algorithm]
+
+
+def _options(task: str) -> list[str]:
+    return list(inspect.signature(TASKS[task]).parameters)
+
+
+def _fields(algorithm: str) -> list[str]:
+    return [f.name for f in fields(ALGORITHMS[algorithm])]
+
+
+def fitting(task: Task) -> list[str]:
+    """The algorithms that solve problems like this one."""
+
+    def fits(name: str) -> bool:
+        kind = ALGORITHMS[name]
+        try:
+            Program(task.problem, kind(), task.layout, Everyone())
+        except FedbilevelError:
+            return False
+        return kind.bilevel
+
+    return [name for name in ALGORITHMS if fits(name)]
+
+
+def run(
+    comparison: Comparison, out: Path | None = None, progress: Callable[[Member | None, int], None] | None = None
+) -> Compared:
+    """Run all members, one after the other; one that fails is reported and does not stop the others.
+
+    ``progress`` is called with every member when it is done (and with None in the beginning), and how many there are.
+    """
+    began = time.perf_counter()
+    comparison.check()
+    planned = [
+        (panel, algorithm, seed)
+        for panel in comparison.panels
+        for algorithm in comparison.algorithms
+        for seed in comparison.seeds
+    ]
+    for panel, algorithm, seed in planned[:: len(comparison.seeds)]:
+        comparison.experiment(panel, algorithm, seed).build()  # refuses what is wrong before anything is run
+    folder = new_folder(f"compare-{comparison.task}", out)
+    (folder / "config.toml").write_text(tomli_w.dumps(_config(comparison)))
+    members: list[Member] = []
+    with (folder / "metrics.jsonl").open("w") as records:
+        if progress is not None:
+            progress(None, len(planned))
+        for panel, algorithm, seed in planned:
+            member = _member(comparison.experiment(panel, algorithm, seed), panel)
+            members.append(member)
+            for row in member.result.history if member.result else []:
+                label = {"panel": panel.title, "algorithm": algorithm, "seed": seed}
+                records.write(json.dumps(plain_json({**label, **row})) + "\n")
+            records.flush()
+            if progress is not None:
+                progress(member, len(planned))
+    if not any(member.result for member in members):
+        raise FedbilevelError(f"every run failed; the first one said: {members[0].failure}")
+    return Compared(comparison, members, folder, time.perf_counter() - began)
+
+
+def _member(experiment: Experiment, panel: Panel) -> Member:
+    task, algorithm = experiment.build()
+    try:
+        result = solve(task, algorithm, experiment.rounds, experiment.seed, experiment.participation())
+    except Diverged as error:
+        return Member(panel, experiment.algorithm, experiment.seed, task, None, str(error))
+    return Member(panel, experiment.algorithm, experiment.seed, task, result)
+
+
+def _config(comparison: Comparison) -> dict[str, Any]:
+    panels = [
+        {
+            "title": p.title,
+            "sample": p.sample or "everyone",
+            "options": dict(p.options),
+            "hyper": {k: dict(v) for k, v in p.hyper.items()},
+        }
+        for p in comparison.panels
+    ]
+    return {
+        "task": comparison.task,
+        "algorithms": list(comparison.algorithms),
+        "rounds": comparison.rounds,
+        "seeds": list(comparison.seeds),
+        "settings": dict(comparison.settings),
+        "panels": panels,
+    }
+
+
+def band(members: Sequence[Member], metric: str) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation over seeds of a metric, for every row of the history."""
+    values = np.array([[row[metric] for row in m.result.history] for m in members if m.result], float)
+    return values.mean(axis=0), values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
+
+
+def last(members: Sequence[Member], metric: str) -> tuple[float, float]:
+    """Mean and standard deviation over seeds at the end."""
+    mean, deviation = band(members, metric)
+    return float(mean[-1]), float(deviation[-1])
+
+
+def per_client(member: Member, name: str) -> float:
+    """A count over all clients at the end of a run, as a mean per client."""
+    return member.result.metrics[name] / len(member.task.clients) if member.result else 0.0
+
+
+def seconds(members: Sequence[Member]) -> float:
+    """How long these runs took together."""
+    return sum(member.result.seconds for member in members if member.result)
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Seeds as people write them.
+
+    >>> parse_seeds("0..3"), parse_seeds("1,5")
+    ([0, 1, 2, 3], [1, 5])
+    """
+    try:
+        if ".." in text:
+            first, end = (int(part) for part in text.split(".."))
+            seeds = list(range(first, end + 1))
+        else:
+            seeds = [int(part) for part in text.split(",")]
+    except ValueError:
+        seeds = []
+    if not seeds or min(seeds) < 0:
+        raise FedbilevelError(f"seeds are written 0..4 or 0,3,7, not '{text}'.")
+    return seeds
+
+
+def plan(
+    task: str,
+    algorithms: str | None = None,
+    rounds: int | None = None,
+    seeds: str | None = None,
+    sample: str | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> Comparison:
+    """The comparison that a command line asks for; what it leaves open is the task's own comparison, if it has one,
+    or all algorithms that fit.
+    """
+    settings = settings or {}
+    usual = TASKS[task].__dict__.get("comparison")
+    if usual is None or algorithms == "all":
+        made, _ = Experiment(
+            task, settings={k: v for k, v in settings.items() if k.removeprefix("task.") in _options(task)}
+        ).build()
+        default = Comparison(task, fitting(made), panels=[Panel(sample=sample)])
+    else:
+        default = usual
+    names = [name.strip() for name in algorithms.split(",")] if algorithms not in (None, "all") else default.algorithms
+    for name in names:
+        _ = ALGORITHMS[name]  # refuses unknown ones
+    panels = default.panels if sample is None else [replace(panel, sample=sample) for panel in default.panels]
+    return Comparison(
+        task,
+        names,
+        default.rounds if rounds is None else rounds,
+        default.seeds if seeds is None else parse_seeds(seeds),
+        panels,
+        settings,
+    )

@@ -1,0 +1,410 @@
+"""The contract: one list of (algorithm, problem class, expected limit, cost), which every algorithm must keep.
+
+Expected numbers come from tests/derivations.py, never from a run.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+import derivations
+import fedbilevel as fb
+from fedbilevel.tasks import Quadratic, WeightedQuadratics
+
+T1 = Quadratic.random(clients=5, p=4, d=6)
+T2 = Quadratic.scalar()
+T3 = Quadratic.random(clients=3, heterogeneity=0.0)
+T4 = T1.local()
+STEPS = {"lr_upper": 0.1, "lr_lower": 0.2, "lr_adjoint": 0.2}
+STILL = {"local_lr_upper": 0.0, "local_lr_lower": 0.0, "local_lr_adjoint": 0.0}
+PROX = {"lr_lower": 0.3, "lr_prox": 0.3, "prox": 1.0}  # the step of x grows with the penalty
+TAU = 0.3  # below 1 / L on all of them
+NO_FORGETTING = {"c_upper": 0.0, "c_lower": 0.0}
+
+
+class Limit(NamedTuple):
+    """Run an algorithm on a problem for so many rounds: x must end here."""
+
+    name: str
+    problem: Quadratic | WeightedQuadratics
+    algorithm: fb.Algorithm
+    rounds: int
+    expected: Any
+    tolerance: float = 1e-7
+
+
+class Cost(NamedTuple):
+    """Per round and client, with p = 3 and d = 5: exchanges, floats down and up, oracle calls; a loop of random length
+    is made ``repeats`` times."""
+
+    algorithm: fb.Algorithm
+    exchanges: int
+    down: int
+    up: int
+    oracles: Mapping[str, int]
+    repeats: int = 1
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one algorithm promises. ``small`` is cheap to compile and uses all its parts."""
+
+    small: fb.Algorithm
+    limits: list[Limit]
+    costs: list[Cost]
+    private_x: bool = True  # whether it can handle one
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+P, D = 3, 5
+_: Any = None
+solution = T1.solution()
+
+
+def oracles(times: int = 1, **counts: int) -> dict[str, int]:
+    return {name: times * count for name, count in counts.items() if times * count}
+
+
+def fedbio_like(kind: Any) -> list[Limit]:
+    return [
+        Limit("T1", T1, kind(**STEPS, local_steps=1), 3000, solution),
+        Limit("T2", T2, kind(**STEPS, local_steps=1, shared_batch=True), 5000, [4.0]),
+    ]
+
+
+CONTRACT: dict[str, Entry] = {
+    "fedbio": Entry(
+        fb.FedBiO(**STEPS, local_steps=2, radius=5.0),
+        [
+            *fedbio_like(fb.FedBiO),
+            *(
+                Limit(
+                    f"{name}, drift of 5 local steps",
+                    q,
+                    fb.FedBiO(0.05, 0.1, 0.1, local_steps=5),
+                    6000,
+                    derivations.drifted(q, 0.05, 0.1, 0.1, 5),
+                )
+                for name, q in (("T1", T1), ("T2", T2))
+            ),
+        ],
+        [Cost(fb.FedBiO(local_steps=n), 1, P + 2 * D, P + 2 * D, oracles(n, Gf=2, Gg=1, J=1, H=1)) for n in (1, 5)],
+    ),
+    "fedbioacc": Entry(
+        fb.FedBiOAcc(**STEPS, local_steps=2, rate="cube_root(1, 1)"),
+        [
+            *fedbio_like(fb.FedBiOAcc),
+            Limit(
+                "T1, 5 local steps without forgetting",
+                T1,
+                fb.FedBiOAcc(0.05, 0.1, 0.1, local_steps=5, **NO_FORGETTING, c_adjoint=0.0),
+                6000,
+                solution,
+            ),
+        ],
+        [
+            Cost(fb.FedBiOAcc(local_steps=n), 2, 2 * (P + 2 * D), 2 * (P + 2 * D), oracles(n, Gf=4, Gg=2, J=2, H=2))
+            for n in (1, 5)
+        ],
+    ),
+    "fednest": Entry(
+        fb.FedNest(**STEPS, local_steps=2, terms=3),
+        [
+            Limit(
+                f"T1, {terms} terms",
+                T1,
+                fb.FedNest(
+                    0.4, 0.5, 0.5, inner_rounds=2, local_steps=3, local_steps_upper=2, terms=terms, full_series=True
+                ),
+                150,
+                derivations.truncated(T1, 0.5, terms),
+            )
+            for terms in (2, 60)
+        ]
+        + [
+            Limit("T2, random terms", T2, fb.FedNest(0.5, 0.4, 0.4, inner_rounds=2, local_steps=3, terms=4), 500, [4.0])
+        ],
+        [
+            Cost(
+                fb.FedNest(inner_rounds=T, local_steps=a, local_steps_upper=b, terms=N, full_series=True),
+                2 * T + N + 2,
+                2 * P + (2 * T + N) * D,
+                2 * P + (2 * T + N) * D,
+                oracles(Gg=T * (1 + 2 * a), Gf=2 + 2 * b, J=1, H=N - 1),
+            )
+            for T, a, b, N in ((1, 1, 1, 1), (1, 5, 1, 2), (3, 2, 4, 6))
+        ]
+        + [
+            Cost(
+                fb.FedNest(inner_rounds=1, local_steps=2, terms=9),
+                2 + N + 3,
+                2 * P + (3 + N) * D,
+                2 * P + (3 + N) * D,
+                oracles(Gg=5, Gf=4, J=1, H=N),
+                repeats=N,
+            )
+            for N in (0, 2)
+        ],
+    ),
+    "lfednest": Entry(
+        fb.LFedNest(**STEPS, inner_rounds=2, local_steps=2, local_steps_upper=2, hessian_steps=2),
+        [
+            Limit("T2, single steps: 2", T2, fb.LFedNest(0.5, 0.2, 0.2, inner_rounds=2, local_steps=1), 500, [2.0]),
+            *(
+                Limit(f"{name}, several steps", q, a, 2000, derivations.lfednest(q, a))
+                for name, q in (("T1", T1), ("T2", T2))
+                for a in [fb.LFedNest(0.1, 0.04, 0.2, inner_rounds=2, local_steps=5, local_steps_upper=3)]
+            ),
+        ],
+        [
+            Cost(
+                fb.LFedNest(inner_rounds=T, local_steps=a, local_steps_upper=b, hessian_steps=N),
+                T + 1,
+                P + T * D,
+                P + T * D,
+                oracles(Gg=T * a, Gf=b, J=b, H=b * N),
+            )
+            for T, a, b, N in ((1, 1, 1, 1), (3, 2, 4, 6))
+        ],
+    ),
+    "aggitd": Entry(
+        fb.AggITD(0.1, 0.2, inner_rounds=3),
+        [
+            Limit(
+                f"T1, {Q} terms",
+                T1,
+                fb.AggITD(0.4, 0.5, inner_rounds=Q, full_sum=True),
+                300,
+                derivations.truncated(T1, 0.5, Q),
+            )
+            for Q in (2, 60)
+        ]
+        + [Limit("T2, random start", T2, fb.AggITD(0.5, 0.4, inner_rounds=4), 500, [4.0])],
+        [
+            Cost(
+                fb.AggITD(inner_rounds=Q, full_sum=True),
+                Q + 1,
+                P + 2 * Q * D,
+                P + 2 * Q * D,
+                oracles(Gg=Q, Gf=Q + 1, J=1, H=Q - 1),
+            )
+            for Q in (1, 5)
+        ],
+    ),
+    "simfbo": Entry(
+        fb.SimFBO(**STEPS, local_steps=2, shared_batch=True, radius=5.0),
+        [
+            *fedbio_like(fb.SimFBO),
+            Limit(
+                "T1, drift of the clients' steps only",
+                T1,
+                fb.SimFBO(0.02, 0.05, 0.05, 0.05, 0.1, 0.1, local_steps=3),
+                6000,
+                derivations.drifted(T1, 0.05, 0.1, 0.1, 3),
+            ),
+            Limit(
+                "T2, (1, 3) steps: 12.5",
+                T2,
+                fb.SimFBO(0.1, 0.1, 0.1, **STILL, local_steps_of=(1, 3)),
+                6000,
+                replace(T2, weights=np.array([0.25, 0.75])).solution(),
+            ),
+        ],
+        [Cost(fb.SimFBO(local_steps=n), 1, P + 2 * D, P + 2 * D, oracles(n, Gf=2, Gg=1, J=1, H=1)) for n in (1, 3)]
+        + [
+            Cost(
+                fb.SimFBO(local_steps=3, shared_batch=True),
+                1,
+                P + 2 * D,
+                P + 2 * D,
+                oracles(3, Gf=1, Gg=1, J=1, H=1),
+            )
+        ],
+    ),
+    "shrofbo": Entry(
+        fb.ShroFBO(**STEPS, local_steps=2, shared_batch=True),
+        [
+            *fedbio_like(fb.ShroFBO),
+            Limit("T2, (1, 3) steps: 4", T2, fb.ShroFBO(0.1, 0.1, 0.1, **STILL, local_steps_of=(1, 3)), 6000, [4.0]),
+        ],
+        [Cost(fb.ShroFBO(local_steps=n), 1, P + 2 * D, P + 2 * D, oracles(n, Gf=2, Gg=1, J=1, H=1)) for n in (1, 3)],
+    ),
+    "mefbo": Entry(
+        fb.MeFBO(local_steps=2),
+        [
+            Limit(f"T1, penalty {c:g}", T1, fb.MeFBO(0.1 * c, **PROX, penalty=c), 1000, derivations.mefbo(T1, c, 1.0))
+            for c in (10.0, 1e3)
+        ]
+        + [Limit("T2, no bias", T2, fb.MeFBO(1.0, **PROX, penalty=10.0), 4000, [4.0])],
+        [Cost(fb.MeFBO(local_steps=n), 1, P + 2 * D, P + 2 * D, oracles(n, Gf=1, Gg=2)) for n in (1, 3)],
+    ),
+    "f2sa": Entry(
+        fb.F2SA(lower_steps=2),
+        [
+            Limit(
+                f"T1, penalty {c:g}",
+                T1,
+                fb.F2SA(0.1, 0.2, 0.2, penalty=c, lower_steps=3),
+                3000,
+                derivations.f2sa(T1, c),
+            )
+            for c in (10.0, 1e3)
+        ],
+        [Cost(fb.F2SA(lower_steps=T), T + 1, P + 2 * T * D, P + 2 * T * D, oracles(T + 1, Gf=1, Gg=2)) for T in (1, 3)],
+    ),
+    "fedmsa": Entry(
+        fb.FedMSA(**STEPS, local_steps=2, shared_batch=True, movers=2),
+        [
+            Limit("T1, 4 local steps", T1, fb.FedMSA(0.1, 0.1, 0.1, local_steps=4), 4000, solution),
+            Limit("T2", T2, fb.FedMSA(0.1, 0.1, 0.1, local_steps=1), 4000, [4.0]),
+            Limit("T1, two move", T1, fb.FedMSA(0.05, 0.1, 0.1, local_steps=4, movers=2), 3000, solution),
+        ],
+        [
+            Cost(
+                fb.FedMSA(local_steps=n),
+                2,
+                2 * (P + 2 * D),
+                2 * (P + 2 * D),
+                oracles(n, Gf=4, Gg=2, J=2, H=2),
+            )
+            for n in (1, 3)
+        ],
+    ),
+    "commfedbio": Entry(
+        fb.CommFedBiO(0.1, 0.2, 0.2, 2, 3, entries=2),
+        [
+            Limit(f"{name}, all entries", q, fb.CommFedBiO(0.3, 0.3, 0.3, 1, 3, entries=6), 500, expected)
+            for name, q, expected in (("T1", T1, solution), ("T2", T2, [4.0]))
+        ],
+        [
+            Cost(
+                fb.CommFedBiO(local_steps=a, adjoint_steps=n, entries=k),
+                2 + n,
+                P + (1 + n) * D,
+                P + D + 2 * min(k, D) * n,
+                oracles(Gg=a, H=n, Gf=1, J=1),
+            )
+            for a, n, k in ((5, 3, 2), (1, 2, 9))
+        ],
+    ),
+    "local-bsgvrm": Entry(
+        fb.LocalBSGVRM(0.1, 0.2, 0.2, 3, local_steps=2),
+        [
+            Limit("T2: 2", T2, fb.LocalBSGVRM(0.2, 0.2, TAU, 60, local_steps=1), 800, [2.0]),
+            Limit(
+                "T1, the mean of own hypergradients",
+                T1,
+                fb.LocalBSGVRM(0.2, 0.2, TAU, 8, local_steps=3, **NO_FORGETTING),
+                500,
+                derivations.mean_of_own(T1, TAU, 9),
+            ),
+            Limit(
+                "T3, up to the series",
+                T3,
+                fb.LocalBSGVRM(0.1, 0.2, 0.2, 10, local_steps=2),
+                1500,
+                derivations.truncated(T3, 0.2, 11),
+            ),
+        ],
+        [
+            Cost(
+                fb.LocalBSGVRM(neumann_steps=Q, local_steps=n),
+                2,
+                2 * (P + D),
+                2 * (P + D),
+                oracles(n, Gf=2, Gg=2, J=2, H=2 * Q),
+            )
+            for Q, n in ((3, 5), (8, 1))
+        ],
+    ),
+    "fedbio-local": Entry(
+        fb.FedBiOLocal(0.1, 0.2, 0.2, 3, local_steps=2),
+        [
+            Limit(
+                "T4, drift of 4 local steps",
+                T4,
+                fb.FedBiOLocal(0.1, 0.2, TAU, 5, local_steps=4),
+                600,
+                derivations.drifted_locally(T4, 0.1, 0.2, TAU, 6, 4),
+            )
+        ],
+        [
+            Cost(fb.FedBiOLocal(neumann_steps=Q, local_steps=n), 1, P, P, oracles(n, Gf=1, Gg=1, J=1, H=Q))
+            for Q, n in ((3, 5), (8, 1))
+        ],
+    ),
+    "fedbioacc-local": Entry(
+        fb.FedBiOAccLocal(0.1, 0.2, 0.2, 3, local_steps=2, rate="cube_root(1, 1)"),
+        [
+            Limit(
+                "T4, 3 local steps without forgetting",
+                T4,
+                fb.FedBiOAccLocal(0.1, 0.2, TAU, 5, local_steps=3, **NO_FORGETTING),
+                1500,
+                derivations.mean_of_own(T4, TAU, 6),
+            )
+        ],
+        [
+            Cost(
+                fb.FedBiOAccLocal(neumann_steps=Q, local_steps=n),
+                2,
+                2 * P,
+                2 * P,
+                oracles(n, Gf=2, Gg=2, J=2, H=2 * Q),
+            )
+            for Q, n in ((3, 5), (8, 1))
+        ],
+    ),
+    **{
+        name: Entry(
+            kind(0.1, 0.2, 0.2, 3),
+            [
+                Limit("T4", T4, kind(0.3, 0.3, TAU, 120), 400, T4.solution()),
+                Limit("T2 with a local lower level: 0.5", T2.local(), kind(0.2, 0.3, TAU, 60), 400, [0.5]),
+                Limit("T4, short series", T4, kind(0.3, 0.3, TAU, 5), 600, derivations.mean_of_own(T4, TAU, 6)),
+            ],
+            [Cost(kind(neumann_steps=Q), n, n * P, n * P, oracles(n, Gf=1, Gg=1, J=1, H=Q)) for Q in (3, 8)],
+        )
+        for name, kind, n in (("distbio", fb.DistBiO, 1), ("distbioacc", fb.DistBiOAcc, 2))
+    },
+    "fedavg": Entry(
+        fb.FedAvg(lr_lower=0.2, local_steps=2),
+        [Limit("x stays", T1, fb.FedAvg(lr_lower=0.2), 10, np.zeros(4))],
+        [Cost(fb.FedAvg(local_steps=n), 1, D, D, oracles(Gg=n)) for n in (1, 5)],
+    ),
+}
+
+
+# Tasks for what holds for all algorithms.
+
+
+def problem_of(kind: Any, quadratic: Quadratic) -> Any:
+    """The same quadratic with the lower level that an algorithm is for."""
+    return quadratic.local() if kind.lower_level == "local" else quadratic
+
+
+@cache
+def noisy(lower_level: str, weighting: bool, dtype: Any = np.float64) -> fb.Task:
+    """Four clients with two rows of matrices each, in batches of one row; different weights where they are free."""
+    if weighting:
+        w = WeightedQuadratics.random(clients=8, d=4)
+        made = replace(w, H=w.H[:4], c=w.c[:4]).task()
+        clients = [{"train": {"H": w.H[2 * m : 2 * m + 2], "c": w.c[2 * m : 2 * m + 2]}} for m in range(4)]
+        rows = {"H": w.H[:2], "c": w.c[:2]}
+        task = fb.Task(made.problem, clients, batch_size=1, server=rows)
+    else:
+        q = Quadratic.random(clients=8, p=3, d=4)
+        q = q.local() if lower_level == "local" else q
+        rows = lambda names, m: {k: getattr(q, k)[2 * m : 2 * m + 2] for k in names}
+        data = [{"train": rows(("A", "B", "b"), m), "val": rows(("P", "s", "R", "t"), m)} for m in range(4)]
+        task = fb.Task(q.task().problem, data, weights=[1, 2, 3, 4], batch_size=1)
+    if dtype == np.float64:
+        return task
+    cast = lambda tree: jax.tree.map(lambda a: np.asarray(a, dtype), tree)
+    start: Callable[..., Any] = task.problem.init
+    problem = replace(task.problem, init=lambda key: cast(start(key)))
+    return replace(task, problem=problem, clients=cast(task.clients), server=cast(task.server))
