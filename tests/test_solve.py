@@ -1,5 +1,6 @@
 """The Python way: what goes in and what comes out."""
 
+import time
 from typing import Any
 
 import jax
@@ -9,8 +10,12 @@ import pandas as pd
 import pytest
 
 import fedbilevel as fb
+from fedbilevel import diagnostics
+from fedbilevel.engines.simulation import Simulation
+from fedbilevel.schedules import power
 from fedbilevel.tasks import Quadratic
-from helpers import identical
+from fedbilevel.tasks.weighted_quadratics import WeightedQuadratics
+from helpers import identical, sample_weights
 
 
 def my_task(**options: Any) -> fb.Task:
@@ -132,9 +137,161 @@ def test_both_engines_through_solve() -> None:
 
 
 def test_a_run_can_go_on_from_its_state() -> None:
-    from fedbilevel.engines.simulation import Simulation
-
     engine = Simulation(my_task(), fb.FedBiOAcc(0.1, 0.1, 0.1))
     whole = engine.advance(engine.start(seed=5), 9)
     parts = engine.advance(engine.advance(engine.start(seed=5), 4), 5)
     assert identical(whole.server, parts.server)
+
+
+# Diagnostics in the history.
+
+T1 = Quadratic.random()
+ALL = ["hypergradient", "lower_gap", "objective", "stationarity"]
+
+
+def test_diagnostics_are_columns_of_the_history() -> None:
+    task, algorithm = T1.task(), fb.FedBiOAcc(0.1, 0.2, 0.2)
+    names = [*ALL, "adjoint_gap", "client_drift", "lyapunov"]
+    plain = fb.solve(task, algorithm, rounds=4, every=2)
+    result = fb.solve(task, algorithm, rounds=4, every=2, diagnostics=names)
+    x, y = np.asarray(result.x), np.asarray(result.y)
+    last, engine = result.metrics, Simulation(task, algorithm)
+    assert last["hypergradient"] == pytest.approx(np.linalg.norm(T1.hypergradient(x)))
+    assert last["stationarity"] == pytest.approx(np.linalg.norm(T1.hypergradient(x)))
+    assert last["lower_gap"] == pytest.approx(np.linalg.norm(y - T1.lower(x)))
+    assert last["objective"] == pytest.approx(diagnostics.objective(task, x))
+    u = np.asarray(result.state.server.z.u.tree)
+    assert last["adjoint_gap"] == pytest.approx(np.linalg.norm(u - T1.adjoint(x, y)))
+    assert last["lyapunov"] == pytest.approx(diagnostics.lyapunov(engine, result.state))
+    drift = diagnostics.client_drift(engine, result.state)
+    assert {name: last[f"client_drift_{name}"] for name in drift} == pytest.approx(drift)
+    assert len({tuple(row) for row in result.history}) == 1
+    for before, after in zip(plain.history, result.history, strict=True):  # nothing else changes
+        assert {k: v for k, v in before.items() if k not in ("seconds", *names)}.items() <= after.items()
+
+
+def test_functions_are_diagnostics_too() -> None:
+    def size(task: fb.Task, x: Any, y: Any) -> float:
+        return float(np.sum(x**2)) + len(task.clients)
+
+    both = lambda task, x, y: {"a": x[0], "b": y[0]}
+    undefined = lambda task, x, y: {"c": diagnostics.mefbo_residual(task, x, y, 1.0, 1.0).residual}
+    result = fb.solve(T1.task(), fb.FedBiO(0.1, 0.2, 0.2), rounds=2, diagnostics=[size, both, undefined])
+    assert result.metrics["size"] == pytest.approx(np.sum(result.x**2) + 5)
+    assert (result.metrics["a"], result.metrics["b"]) == (result.x[0], result.y[0])
+    assert result.metrics["c"] > 0
+    for wrong, message in ((lambda task, x, y: 1.0, "must return {name: number}"), (3, r"f\(task, x, y\), not 3")):
+        with pytest.raises(fb.FedbilevelError, match=message):
+            fb.solve(T1.task(), fb.FedBiO(), rounds=2, diagnostics=[wrong])  # pyright: ignore[reportArgumentType]
+
+
+def test_the_residual_of_mefbo_has_the_penalty_that_led_there() -> None:
+    task, algorithm = T1.task(), fb.MeFBO(penalty=power(2.0, 0.5), prox=0.5, lr_upper=0.05)
+    result = fb.solve(task, algorithm, rounds=3, every=1, diagnostics=["mefbo_residual"])
+    expected = diagnostics.mefbo_residual(task, result.x, result.y, 2 * 3**0.5, 0.5)  # c_t at t = 2, the third round
+    assert result.metrics["mefbo_residual"] == pytest.approx(expected.residual)
+    assert result.metrics["mefbo_hypergradient"] == pytest.approx(expected.hypergradient)
+    assert result.metrics["mefbo_lower_gap"] == pytest.approx(expected.lower_gap)
+    first = diagnostics.mefbo_residual(task, np.zeros(4), np.zeros(6), 2.0, 0.5)
+    assert result.history[0]["mefbo_residual"] == pytest.approx(first.residual)
+
+
+def test_diagnostics_of_a_local_lower_level() -> None:
+    problem = T1.local()
+    result = fb.solve(problem.task(), fb.FedBiOLocal(0.05, 0.1, local_steps=1), rounds=3, diagnostics=ALL)
+    x, y = np.asarray(result.x), np.asarray(result.y)
+    assert result.metrics["hypergradient"] == pytest.approx(np.linalg.norm(problem.hypergradient(x)))
+    gaps = np.linalg.norm(y - problem.lower(x), axis=1)
+    assert result.metrics["lower_gap"] == pytest.approx(problem.mean(gaps))
+    assert result.metrics["objective"] == pytest.approx(diagnostics.objective(problem.task(), x))
+
+
+def test_diagnostics_of_a_private_x_in_both_engines() -> None:
+    task, names = sample_weights(), [*ALL, "adjoint_gap"]
+    algorithm = fb.FedBiO(0.1, 0.1, 0.1, local_steps=2)
+    a, b = (
+        fb.solve(task, algorithm, rounds=2, engine=engine, diagnostics=names).metrics
+        for engine in ("simulation", "local")
+    )
+    assert {name: a[name] for name in names} == pytest.approx({name: b[name] for name in names})
+    assert a["hypergradient"] == pytest.approx(a["stationarity"])
+
+
+def test_diagnostics_of_client_weights() -> None:
+    problem = WeightedQuadratics.random()
+    names = ["weighting_stationarity", "weighting_value"]
+    result = fb.solve(problem.task(), fb.FedBiO(0.1, 0.2, 0.2, local_steps=1), rounds=3, diagnostics=names)
+    x = np.asarray(result.x)
+    assert result.metrics["weighting_stationarity"] == pytest.approx(problem.stationarity(x))
+    assert result.metrics["weighting_value"] == pytest.approx(problem.value(x))
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm", "options", "message"),
+    [
+        ("hypergradent", fb.FedBiO(), {}, "no diagnostic called 'hypergradent': did you mean 'hypergradient'"),
+        ("adjoint_gap", fb.FedNest(), {}, "adjoint_gap is for algorithms that keep the adjoint u, such as FedBiO"),
+        ("mefbo_residual", fb.FedBiO(), {}, "mefbo_residual is for MeFBO"),
+        ("mefbo_residual", fb.F2SA(), {}, "mefbo_residual is for MeFBO"),
+        ("lyapunov", fb.FedMSA(), {}, "lyapunov is for FedBiOAcc"),
+        ("weighting_value", fb.FedBiO(), {}, "weighting_value is for problems with weighting=True"),
+        ("client_drift", fb.FedBiO(), {"engine": "local"}, "client_drift is for engine='simulation'"),
+    ],
+)
+def test_what_does_not_apply_is_refused_before_the_run(name: str, algorithm: Any, options: Any, message: str) -> None:
+    rows: list[Any] = []
+    with pytest.raises(fb.FedbilevelError, match=message):
+        fb.solve(T1.task(), algorithm, rounds=2, diagnostics=[name], on_row=rows.append, **options)
+    assert rows == []
+
+
+def bowl_and_saddle() -> tuple[fb.Task, list[str]]:
+    """The lower loss is convex where x > 0 only; and a list that grows whenever the losses are traced."""
+    calls: list[str] = []
+
+    def lower(x: Any, y: Any, batch: Any) -> Any:
+        calls.append("lower")
+        return 0.5 * x[0] * y[0] ** 2 + 0.5 * y[1] ** 2 + (batch * y).mean()
+
+    def upper(x: Any, y: Any, batch: Any) -> Any:
+        return x[0] + 0.5 * (y**2).sum() + 0 * batch.mean()
+
+    problem = fb.Problem(upper, lower, lambda key: (np.array([0.15]), np.ones(2)))
+    return fb.Task(problem, [{"train": np.ones((2, 2)), "val": np.ones((2, 2))}], batch_size=None), calls
+
+
+def test_what_is_not_defined_is_nan_and_does_not_end_the_run() -> None:
+    task, _ = bowl_and_saddle()
+    algorithm = fb.FedBiO(0.1, 0.1, 0.1, local_steps=1)
+    history = fb.solve(task, algorithm, rounds=4, every=1, diagnostics=[*ALL, "adjoint_gap"]).history
+    assert [row["round"] for row in history] == [0, 1, 2, 3, 4]
+    for name in (*ALL, "adjoint_gap"):
+        assert np.isfinite(history[0][name])
+        assert np.isnan(history[-1][name])
+
+
+def test_diagnostics_are_compiled_once() -> None:
+    task, calls = bowl_and_saddle()
+    traced: list[int] = []
+    names = [*ALL, "mefbo_residual"]
+    algorithm = fb.MeFBO(0.001, penalty=power(2.0, 0.5))
+    fb.solve(task, algorithm, rounds=8, every=2, diagnostics=names, on_row=lambda row: traced.append(len(calls)))
+    assert traced[1] > 0
+    assert set(traced[1:]) == {traced[1]}
+    engine = Simulation(task, fb.FedBiOAcc(0.01, 0.1, 0.1, local_steps=1))
+    state, traced = engine.start(seed=0), []
+    for _ in range(3):
+        state = engine.advance(state, 1)
+        for name in ("adjoint_gap", "client_drift", "lyapunov"):
+            diagnostics.DIAGNOSTICS[name].columns(diagnostics.Snapshot(engine, state))
+        traced.append(len(calls))
+    assert len(set(traced)) == 1
+
+
+def test_the_seconds_do_not_include_diagnostics() -> None:
+    def slow(task: fb.Task, x: Any, y: Any) -> float:
+        time.sleep(0.3)
+        return 0.0
+
+    history = fb.solve(T1.task(), fb.FedBiO(0.1, 0.2, 0.2), rounds=12, every=2, diagnostics=[slow]).history
+    assert history[-1]["seconds"] - history[2]["seconds"] < 0.9  # of 1.2 s that were slept

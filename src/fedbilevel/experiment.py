@@ -86,7 +86,7 @@ class Experiment:
         if self.sample is None:
             return None
         number, *words = self.sample.split()
-        how = {word: True for word in words}
+        how = dict.fromkeys(words, True)
         try:
             if "," in number and not how:
                 return [int(part) for part in number.split(",")]

@@ -1,7 +1,7 @@
 """``solve``: run an algorithm on a task and come back with the solution and its history."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral
 from typing import Any, Literal, Protocol
@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from fedbilevel.core import Algorithm, Tree, as_float
+from fedbilevel.diagnostics import Diagnostic, Measure, Snapshot, find, measure
 from fedbilevel.engines.local import Local
 from fedbilevel.engines.participation import Participation, participation
 from fedbilevel.engines.plan import Plan
@@ -70,6 +71,7 @@ def solve(
     sample: "int | Participation | list[int] | None" = None,
     *,
     every: int | None = None,
+    diagnostics: Sequence[str | Diagnostic | Measure] = (),
     x: Tree = None,
     y: Tree = None,
     engine: Literal["simulation", "local"] = "simulation",
@@ -86,6 +88,10 @@ def solve(
         sample: who takes part in a round: None everybody, a number of clients drawn uniformly,
             ``Independent(probability)``, or a list of clients.
         every: rounds between evaluations (default: about fifty evaluations).
+        diagnostics: exact quantities for every row of the history: names of ``diagnostics.DIAGNOSTICS`` such as
+            "hypergradient", and functions ``f(task, x, y) -> number or {name: number}``. A column is NaN where its
+            quantity is not defined, and replaces a metric of the same name. Neither the traffic nor the seconds
+            include them.
         x, y: where to start, instead of the problem's ``init``.
         engine: "simulation" (compiled) or "local" (messages between a server and clients in this process).
         batching: how the simulator goes through the clients: "scan" one by one, "vmap" all at once, "auto" what suits
@@ -103,6 +109,7 @@ def solve(
     if every is not None and (not isinstance(every, Integral) or every < 1):
         raise FedbilevelError(f"every must be a whole number of rounds, at least 1, but is {every}.")
     check_seed(seed)
+    watched = [find(entry) for entry in ([diagnostics] if isinstance(diagnostics, str) else diagnostics)]
     began = time.perf_counter()
     chosen = participation(sample, len(task.clients))
     runner = _engine(engine, task, algorithm, chosen, batching)
@@ -111,10 +118,14 @@ def solve(
     history: list[Row] = []
 
     def evaluate(state: Any) -> None:
+        nonlocal began
         x, y = runner.solution(state)
         row: Row = {"round": int(state.round), **traffic(runner.plan, state), "seconds": time.perf_counter() - began}
         if task.metrics is not None:
             row |= {name: float(value) for name, value in task.metrics(x, y).items()}
+        paused = time.perf_counter()
+        row |= measure(watched, Snapshot(runner, state))
+        began += time.perf_counter() - paused
         history.append(row)
         if on_row is not None:
             on_row(row)
@@ -126,6 +137,8 @@ def solve(
     try:
         if not bool(state.finite):
             raise _diverged(algorithm, state)
+        for each in watched:
+            each.check(Snapshot(runner, state))
         evaluate(state)
         at_once = 1  # rounds per call: a call cannot be interrupted, so it is kept to about half a second
         while int(state.round) < rounds:
@@ -135,9 +148,9 @@ def solve(
             if not bool(new.finite):
                 raise _diverged(algorithm, new) from Stopped(f"stopped after round {int(state.round)}", result(state))
             state = new
+            at_once = 2 * at_once if time.perf_counter() - called < 0.25 else max(1, at_once // 2)
             if int(state.round) == due:
                 evaluate(state)
-            at_once = 2 * at_once if time.perf_counter() - called < 0.25 else max(1, at_once // 2)
     except KeyboardInterrupt as interrupt:
         raise interrupt from Stopped(f"interrupted after round {int(state.round)}", result(state))
     return result(state)

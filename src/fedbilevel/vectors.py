@@ -10,6 +10,7 @@ belongs to a private upper variable without being told.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import jax
@@ -150,13 +151,31 @@ def project_ball(v: Vector, radius: float) -> Vector:
 # Projections of user variables: functions of a pytree, for Problem(project_x=..., project_y=...).
 
 
-def box(low: float, high: float) -> Callable[[Tree], Tree]:
+@dataclass(frozen=True)
+class Box:
+    """The projection onto low <= entry <= high; it tells its bounds to those who want more than the nearest point."""
+
+    low: float
+    high: float
+
+    def __call__(self, tree: Tree) -> Tree:
+        return jax.tree.map(lambda a: jnp.clip(a, self.low, self.high), tree)
+
+    def tangent(self, v: Vector, at: Vector) -> Vector:
+        """A gradient v at a point of the box, without the entries whose descent would leave the box: the norm of what
+        remains is the distance of -v from the normal cone.
+        """
+        leaves = lambda v, z: ((z <= self.low) & (v > 0)) | ((z >= self.high) & (v < 0))
+        return v.map(lambda v, z: jnp.where(leaves(v, z), 0, v), at)
+
+
+def box(low: float, high: float) -> Box:
     """The projection onto low <= entry <= high.
 
     >>> box(0.0, 1.0)(jnp.array([-1.0, 0.5, 2.0])).tolist()
     [0.0, 0.5, 1.0]
     """
-    return lambda tree: jax.tree.map(lambda a: jnp.clip(a, low, high), tree)
+    return Box(low, high)
 
 
 def ball(radius: float) -> Callable[[Tree], Tree]:
