@@ -379,6 +379,131 @@ CONTRACT: dict[str, Entry] = {
 }
 
 
+T5 = {seed: WeightedQuadratics.random(seed=seed) for seed in (0, 2)}  # the solution on the boundary, and inside
+KEEP = {"forget_upper": 0.2, "forget_lower": 0.2}
+
+
+def in_series(terms: int) -> dict[str, fb.Algorithm]:
+    """Algorithms whose inverse of the mean Hessian is a series of so many terms with the step 0.4."""
+    return {
+        "stocbio": fb.StocBiO(0.2, 0.4, 0.4, inner_rounds=4, neumann_steps=terms - 1),
+        "sustain": fb.SUSTAIN(0.1, 0.4, 0.4, **KEEP, terms=terms, full_series=True),
+        "mrbo": fb.MRBO(0.1, 0.4, 0.4, **KEEP, neumann_steps=terms - 1),
+        "rfho": fb.RFHO(0.2, 0.4, inner_rounds=terms),
+    }
+
+
+def reference_limits(name: str) -> list[Limit]:
+    return [
+        Limit("T1, 3 terms", T1, in_series(3)[name], 1500, derivations.truncated(T1, 0.4, 3)),
+        Limit("T1, 60 terms", T1, in_series(60)[name], 1500, solution),
+        Limit("T5 inside, 40 terms", T5[2], in_series(40)[name], 1500, T5[2].solution(), 1e-6),
+    ]
+
+
+CONTRACT |= {
+    "gd": Entry(
+        fb.GD(0.1, 0.2, inner_rounds=2, solver_steps=3),
+        [
+            Limit("T1", T1, fb.GD(0.4, 0.4, inner_rounds=4, solver_steps=8), 300, solution),
+            Limit("T2", T2, fb.GD(0.4, 0.4, inner_rounds=4, solver="dense"), 1000, [4.0]),
+            *(
+                Limit(f"T5 {where}", T5[seed], fb.GD(0.1, 0.4, inner_rounds=4), 1500, T5[seed].solution())
+                for where, seed in (("on the boundary", 0), ("inside", 2))
+            ),
+        ],
+        [
+            Cost(
+                fb.GD(inner_rounds=K, solver_steps=S),
+                K + S + 2,
+                P + (K + S + 1) * D,
+                2 * P + (K + S + 1) * D,
+                oracles(Gg=K, Gf=1, H=S, J=1),
+            )
+            for K, S in ((1, 1), (3, 4))
+        ]
+        + [
+            Cost(
+                fb.GD(inner_rounds=3, solver="dense"),
+                6,
+                P + 4 * D,
+                2 * P + 4 * D + D * D,
+                oracles(Gg=3, Gf=1, H=D, J=1),
+            )
+        ],
+    ),
+    "stocbio": Entry(
+        fb.StocBiO(0.1, 0.2, 0.2, inner_rounds=2, neumann_steps=2),
+        reference_limits("stocbio"),
+        [
+            Cost(
+                fb.StocBiO(inner_rounds=n, neumann_steps=Q),
+                n + Q + 2,
+                P + (n + Q + 1) * D,
+                2 * P + (n + Q + 1) * D,
+                oracles(Gg=n, Gf=1, H=Q, J=1),
+            )
+            for n, Q in ((1, 0), (3, 4))
+        ],
+    ),
+    "rfho": Entry(
+        fb.RFHO(0.1, 0.2, inner_rounds=3),
+        [
+            *reference_limits("rfho"),
+            Limit(
+                "T1, forward, 3 terms",
+                T1,
+                fb.RFHO(0.2, 0.4, inner_rounds=3, mode="forward"),
+                1500,
+                derivations.truncated(T1, 0.4, 3),
+            ),
+        ],
+        [
+            # The T - 1 inner points are sent again on the way back, as parts of one array.
+            Cost(
+                fb.RFHO(inner_rounds=T),
+                2 * T + 1,
+                P + (3 * T - 1) * D,
+                P + 2 * T * D,
+                oracles(Gg=T, Gf=1, H=T - 1, J=T),
+            )
+            for T in (1, 5)
+        ]
+        + [
+            Cost(
+                fb.RFHO(inner_rounds=T, mode="forward"),
+                T + 1,
+                P + T * D * (1 + P),
+                P + D + T * D * (1 + P),
+                oracles(Gg=T, Gf=1, H=T * P, J=T * P),
+            )
+            for T in (1, 5)
+        ],
+    ),
+    **{
+        name: Entry(
+            small,
+            reference_limits(name),
+            [
+                Cost(
+                    cost,
+                    Q + 2,
+                    P + (2 * Q + 3) * D,
+                    3 * P + (2 * Q + 3) * D,
+                    oracles(2, Gg=1, Gf=1, H=Q, J=1),
+                    repeats=Q,
+                )
+                for cost, Q in costs
+            ],
+        )
+        for name, small, costs in (
+            ("sustain", fb.SUSTAIN(0.1, 0.2, 0.2, terms=3), [(fb.SUSTAIN(terms=5), Q) for Q in (0, 1, 4)]),
+            ("mrbo", fb.MRBO(0.1, 0.2, 0.2, neumann_steps=2), [(fb.MRBO(neumann_steps=Q), Q) for Q in (1, 4)]),
+        )
+    },
+}
+
+
 # Tasks for what holds for all algorithms.
 
 

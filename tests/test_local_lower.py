@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
-from fedbilevel.algorithms.commfedbio import CommFedBiO, top_k
+from fedbilevel.algorithms.commfedbio import CommFedBiO
 from fedbilevel.algorithms.fedbio_local import DistBiO, FedBiOLocal
 from fedbilevel.algorithms.fedbioacc_local import DistBiOAcc, FedBiOAccLocal
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
+from fedbilevel.compression import top_k
 from fedbilevel.core import Tally
 from fedbilevel.engines import messages
 from fedbilevel.engines.local import Local

@@ -1,27 +1,37 @@
 """Algorithms by name. One paper is one file is one frozen dataclass."""
 
+from fedbilevel.algorithms.afl import AFL
 from fedbilevel.algorithms.aggitd import AggITD
-from fedbilevel.algorithms.commfedbio import CommFedBiO
+from fedbilevel.algorithms.commfedbio import CommFedBiO, CommFedBiOSketch
 from fedbilevel.algorithms.f2sa import F2SA
 from fedbilevel.algorithms.fedavg import FedAvg
 from fedbilevel.algorithms.fedbio import FedBiO
 from fedbilevel.algorithms.fedbio_local import DistBiO, FedBiOLocal
 from fedbilevel.algorithms.fedbioacc import FedBiOAcc
 from fedbilevel.algorithms.fedbioacc_local import DistBiOAcc, FedBiOAccLocal
+from fedbilevel.algorithms.fedmbo import FedMBO
 from fedbilevel.algorithms.fedmsa import FedMSA
 from fedbilevel.algorithms.fednest import FedNest
+from fedbilevel.algorithms.gd import GD
 from fedbilevel.algorithms.lfednest import LFedNest
 from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
 from fedbilevel.algorithms.mefbo import MeFBO
+from fedbilevel.algorithms.mrbo import MRBO
+from fedbilevel.algorithms.primal_dual import PrimalDual
+from fedbilevel.algorithms.rfho import RFHO
 from fedbilevel.algorithms.simfbo import ShroFBO, SimFBO
+from fedbilevel.algorithms.stocbio import StocBiO
+from fedbilevel.algorithms.sustain import SUSTAIN
 from fedbilevel.core import Algorithm
 from fedbilevel.errors import Names
 
 ALGORITHMS: Names[type[Algorithm]] = Names(
     "algorithm",
     {
+        "afl": AFL,
         "aggitd": AggITD,
         "commfedbio": CommFedBiO,
+        "commfedbio-sketch": CommFedBiOSketch,
         "distbio": DistBiO,
         "distbioacc": DistBiOAcc,
         "f2sa": F2SA,
@@ -30,21 +40,34 @@ ALGORITHMS: Names[type[Algorithm]] = Names(
         "fedbio-local": FedBiOLocal,
         "fedbioacc": FedBiOAcc,
         "fedbioacc-local": FedBiOAccLocal,
+        "fedmbo": FedMBO,
         "fedmsa": FedMSA,
         "fednest": FedNest,
+        "gd": GD,
         "lfednest": LFedNest,
         "local-bsgvrm": LocalBSGVRM,
         "mefbo": MeFBO,
+        "mrbo": MRBO,
+        "primal-dual": PrimalDual,
+        "rfho": RFHO,
         "shrofbo": ShroFBO,
         "simfbo": SimFBO,
+        "stocbio": StocBiO,
+        "sustain": SUSTAIN,
     },
 )
 
 __all__ = [
+    "AFL",
     "ALGORITHMS",
     "F2SA",
+    "GD",
+    "MRBO",
+    "RFHO",
+    "SUSTAIN",
     "AggITD",
     "CommFedBiO",
+    "CommFedBiOSketch",
     "DistBiO",
     "DistBiOAcc",
     "FedAvg",
@@ -52,11 +75,14 @@ __all__ = [
     "FedBiOAcc",
     "FedBiOAccLocal",
     "FedBiOLocal",
+    "FedMBO",
     "FedMSA",
     "FedNest",
     "LFedNest",
     "LocalBSGVRM",
     "MeFBO",
+    "PrimalDual",
     "ShroFBO",
     "SimFBO",
+    "StocBiO",
 ]

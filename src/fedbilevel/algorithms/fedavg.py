@@ -1,9 +1,13 @@
 """FedAvg."""
 
+import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax.numpy as jnp
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
+from fedbilevel.errors import FedbilevelError
 from fedbilevel.vectors import Vector
 
 
@@ -22,35 +26,77 @@ class FedAvg(Algorithm):
     Decentralized Data", AISTATS 2017.
 
     Every client makes tau steps ``y <- y - gamma grad_y g(x, y)`` on its training loss; the server averages. Weights
-    are the task's; ``Task(weights="size")`` gives the paper's n_m / n.
+    are the task's; ``Task(weights="size")`` gives the paper's n_m / n. Where x is the clients' weights, local steps
+    are on the client's own loss, and the average has the weights x.
 
-    ========  ==============   =====================
-    paper     name             meaning
-    ========  ==============   =====================
-    eta       lr_lower         step of y
-    E, B      local_steps      local steps between averages (given as steps, not as epochs)
-    ========  ==============   =====================
+    ========  ===============   =====================
+    paper     name              meaning
+    ========  ===============   =====================
+    eta       lr_lower          step of y
+    E, B      local_steps       local steps between averages (given as steps, not as epochs)
+    n_k / n   client_weights    where x is the clients' weights: these instead of the problem's first x; scaled to sum 1
+    -         validation_only   train y on the upper loss instead, on the server if it has validation rows
+    ========  ===============   =====================
 
-    One exchange per round: d floats down and up (x once, to each client, if it is shared); tau Gg per client. Follows
-    the paper. With more than one local step and constant steps the limit is displaced by client drift.
+    One exchange per round: d floats down and up (x once, to each client, if it is shared); tau Gg per client. Assumes
+    nothing of the upper level. Follows the paper. With more than one local step and constant steps the limit is
+    displaced by client drift. With ``validation_only``: tau Gf instead of tau Gg; or no exchange at all, and tau steps
+    on the server, if it has the validation rows.
     """
+
+    bilevel: ClassVar[bool] = False
+    upper_at: ClassVar[Literal["clients", "server", "either"]] = "either"
 
     lr_lower: float = parameter(0.5, "step of the model y", above=0, tune=(1e-3, 2.0))
     local_steps: int = parameter(5, "local steps between averages", least=1)
+    client_weights: tuple[float, ...] = parameter((), "the fixed weight of every client, where x is these", least=0)
+    validation_only: bool = parameter(False, "train on the upper loss (the validation rows) only")
+
+    def check(self) -> None:
+        if self.client_weights and not 0 < math.fsum(self.client_weights) < math.inf:
+            raise FedbilevelError("FedAvg: client_weights must be finite and not all zero.")
+        if self.client_weights and self.validation_only:
+            raise FedbilevelError("FedAvg: validation_only leaves out the losses that client_weights would weigh.")
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> Server:
+        if self.client_weights:
+            x = Vector(jnp.asarray(self.client_weights) / math.fsum(self.client_weights), "x")
         return Server(x, y)
 
     def round(self, clients: Clients, server: Server) -> Server:
         x, y = server
-        return Server(x, clients.project_y(y + clients.run(self.train, x, y).mean()))
+        if not (self.validation_only and clients.holds_upper):
+            return Server(x, clients.project_y(y + clients.run(self.train, x, y).mean()))
+
+        def step(clients: Clients, y: Vector) -> Vector:
+            return clients.project_y(y - self.lr_lower * clients.f.dy(x, y, clients.next_key()))
+
+        return Server(x, clients.repeat(self.local_steps, step, y))
 
     def train(self, client: Client, memory: None, key: Key, x: Vector, y: Vector) -> tuple[None, Vector]:
+        self.fits(client)
+        loss = client.f if self.validation_only else client.own
+
         def step(y: Vector, key: Key, _: Any) -> Vector:
             y = client.project_y(y)
-            return y - self.lr_lower * client.g.dy(x, y, key)
+            return y - self.lr_lower * loss.dy(x, y, key)
 
-        return memory, client.repeat(self.local_steps, step, y, key) - y
+        moved = client.repeat(self.local_steps, step, y, key) - y
+        if client.problem.weighting and not self.validation_only:
+            moved = client.clients * x.tree[client.id] * moved
+        return memory, moved
+
+    def fits(self, client: Client) -> None:
+        """Refuse weights that are not this problem's; already when the costs are planned."""
+        if self.client_weights and not client.problem.weighting:
+            raise FedbilevelError(
+                "FedAvg: client_weights are for problems with weighting=True; here, give the task weights=."
+            )
+        if self.client_weights and len(self.client_weights) != client.clients:
+            raise FedbilevelError(
+                f"FedAvg: client_weights must be {client.clients} numbers, one per client, not "
+                f"{len(self.client_weights)}."
+            )
 
     def solution(self, server: Server, memory: None) -> tuple[Vector, Vector]:
         return server.x, server.y

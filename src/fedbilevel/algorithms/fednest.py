@@ -1,11 +1,12 @@
 """FedNest."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
+from fedbilevel.errors import FedbilevelError
 from fedbilevel.vectors import Vector
 
 
@@ -31,7 +32,16 @@ class FedNest(Algorithm):
                   x_{nu+1} = x_nu - alpha / tau_out ( grad_x f(x_nu, y) - grad_x f(x, y) + h )         averaged
 
     N' is uniform on 0 .. N-1, so that the mean of p_{N'} is the Neumann series of N terms. ``full_series`` sums these
-    N terms instead: N' = N - 1 exchanges, and no randomness of its own.
+    N terms instead: N' = N - 1 exchanges, and no randomness of its own. Without ``correction`` FedInn is local SGD, y
+    - beta / tau_in grad_y g (FedNest_SGD). ``released_code`` replaces FedIHGP by what the authors' published code
+    computes, in which every client goes on with its own Hessian, and a list of uploads grows where it should be
+    emptied::
+
+        p = p_0 + sum_{k=1..N} 1 / k mean_m (I - d2yy g_m / l)^k p_0,   p_0 = 1 / l mean grad_y f
+
+    This is no approximation of the adjoint, even on identical clients. That code uses N + 1 exchanges for it; the
+    powers are local, so here it takes 2: p_0, and the clients' sums. (In one of its experiments the factor 1 / l is
+    left out.)
 
     ========  =================   =====================
     paper     name                meaning
@@ -44,16 +54,24 @@ class FedNest(Algorithm):
     tau_out   local_steps_upper   local steps on x
     N         terms               terms of the series
     -         full_series         all terms of the series instead of a random one
+    -         correction          whether FedInn is corrected, or local SGD
+    -         released_code       the p of the authors' code instead of the series
     ========  =================   =====================
 
     2T + N' + 3 exchanges per round: 2p + (2T + N' + 1)d floats down and up with full participation (a client that
     missed the last round needs y, too: d more down); T (1 + 2 tau_in) Gg, 2 + 2 tau_out Gf, N' H and 1 J per client.
-    Assumes g strongly convex in y. This does not follow the paper's text, which was not at hand: a reconstruction. It
-    is exact on heterogeneous clients for any number of local steps, up to the rest (I - d2yy g / l)^N of the series.
-    A random N' has a variance that grows with N. The paper draws new clients for every exchange; here those of the
-    round serve them all, so with partial participation the series is that of their own Hessian. Where the problem has
-    constraints, every local step is projected.
+    Without ``correction`` T exchanges and T d floats each way less, and T tau_in Gg; with ``released_code`` N' is 1
+    in the numbers of exchanges and floats, and there are N H. Assumes g strongly convex in y. This does not follow the
+    paper's text, which was not at hand: a reconstruction. It is exact on heterogeneous clients for any number of
+    local steps, up to the rest (I - d2yy g / l)^N of the series; without ``correction`` it is displaced by client
+    drift, to first order in proportion to beta (1 - 1 / tau_in). A random N' has a variance that grows with N. The
+    paper draws new clients for every exchange; here those of the round serve them all (unless the cohort is sampled
+    with ``resample``), so with partial participation the series is that of their own Hessian. Where the problem has
+    constraints, every local step is projected. If the server holds the upper loss, it makes the steps of FedOut
+    itself: two exchanges less, and no Gf at the clients.
     """
+
+    upper_at: ClassVar[Literal["clients", "server", "either"]] = "either"
 
     lr_upper: float = parameter(20.0, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
     lr_lower: float = parameter(0.5, "step of the lower variable y", above=0, tune=(1e-3, 2.0))
@@ -63,6 +81,12 @@ class FedNest(Algorithm):
     local_steps_upper: int = parameter(1, "local steps on x between averages", least=1)
     terms: int = parameter(5, "terms of the Neumann series", least=1)
     full_series: bool = parameter(False, "sum all terms of the series instead of drawing one")
+    correction: bool = parameter(True, "correct the local steps on y for client drift")
+    released_code: bool = parameter(False, "compute the adjoint as the authors' published code does")
+
+    def check(self) -> None:
+        if self.full_series and self.released_code:
+            raise FedbilevelError("FedNest: full_series and released_code are two ways to compute one thing.")
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> Server:
         return Server(x, y)
@@ -70,11 +94,16 @@ class FedNest(Algorithm):
     def round(self, clients: Clients, server: Server) -> Server:
         x, y = server
         y = clients.repeat(self.inner_rounds, lambda clients, y: self.inner(clients, x, y), y)
-        h = clients.run(self.hypergradient, x, y, self.adjoint(clients, x, y)).mean()
+        p = self.adjoint(clients, x, y)
+        if clients.holds_upper:
+            return Server(self.descend_alone(clients, x, y, clients.run(self.cross, x, y, p).mean()), y)
+        h = clients.run(self.hypergradient, x, y, p).mean()
         return Server(clients.project_x(x + clients.run(self.descend_upper, x, y, h).mean()), y)
 
     def inner(self, clients: Clients, x: Vector, y: Vector) -> Vector:
         """FedInn."""
+        if not self.correction:
+            return clients.project_y(y + clients.run(self.local_sgd, x, y).mean())
         q = clients.run(self.lower_gradient, x, y).mean()
         return clients.project_y(y + clients.run(self.descend_lower, x, y, q).mean())
 
@@ -89,7 +118,11 @@ class FedNest(Algorithm):
             p = following(clients, p)
             return p, series + p
 
-        p = self.lr_adjoint * clients.run(self.upper_gradient, x, y).mean()
+        on_server = clients.holds_upper
+        fy = clients.f.dy(x, y, clients.next_key()) if on_server else clients.run(self.upper_gradient, x, y).mean()
+        p = self.lr_adjoint * fy
+        if self.released_code:
+            return p + clients.run(self.own_powers, x, y, p).mean()
         if self.terms == 1:
             return p
         if self.full_series:
@@ -110,11 +143,32 @@ class FedNest(Algorithm):
 
         return memory, client.repeat(self.local_steps, step, y, key) - y
 
+    def local_sgd(self, client: Client, memory: None, key: Key, x: Vector, y: Vector) -> tuple[None, Vector]:
+        """FedInn without correction."""
+
+        def step(y_nu: Vector, key: Key, _: Any) -> Vector:
+            y_nu = client.project_y(y_nu)
+            return y_nu - self.lr_lower / self.local_steps * client.g.dy(x, y_nu, key)
+
+        return memory, client.repeat(self.local_steps, step, y, key) - y
+
     def upper_gradient(self, client: Client, memory: None, key: Key, x: Vector, y: Vector) -> tuple[None, Vector]:
         return memory, client.f.dy(x, y, key)
 
     def hessian(self, client: Client, memory: None, key: Key, x: Vector, y: Vector, p: Vector) -> tuple[None, Vector]:
         return memory, client.g.dyy(x, y, p, key)
+
+    def own_powers(
+        self, client: Client, memory: None, key: Key, x: Vector, y: Vector, p: Vector
+    ) -> tuple[None, Vector]:
+        """What the authors' code adds up: powers of the client's own matrix, over k."""
+
+        def add_power(carry: tuple[Vector, Vector], key: Key, i: Any) -> tuple[Vector, Vector]:
+            power, total = carry
+            power = power - self.lr_adjoint * client.g.dyy(x, y, power, key)
+            return power, total + power / (i + 1)
+
+        return memory, client.repeat(self.terms, add_power, (p, 0 * p), key)[1]
 
     def hypergradient(
         self, client: Client, memory: None, key: Key, x: Vector, y: Vector, p: Vector
@@ -133,6 +187,18 @@ class FedNest(Algorithm):
             return x_nu - self.lr_upper / self.local_steps_upper * corrected
 
         return memory, client.repeat(self.local_steps_upper, step, x, key) - x
+
+    def descend_alone(self, clients: Clients, x: Vector, y: Vector, indirect: Vector) -> Vector:
+        """The same steps on the server, if it holds the upper loss."""
+
+        def step(clients: Clients, x: Vector) -> Vector:
+            h = clients.f.dx(x, y, clients.next_key()) - indirect
+            return clients.project_x(x - self.lr_upper / self.local_steps_upper * h)
+
+        return clients.repeat(self.local_steps_upper, step, x)
+
+    def cross(self, client: Client, memory: None, key: Key, x: Vector, y: Vector, p: Vector) -> tuple[None, Vector]:
+        return memory, client.g.dxy(x, y, p, key)
 
     def solution(self, server: Server, memory: None) -> tuple[Vector, Vector]:
         return server.x, server.y

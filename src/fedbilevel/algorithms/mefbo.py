@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
-from fedbilevel.schedules import Schedule, power
+from fedbilevel.schedules import Schedule, constant, power
 from fedbilevel.vectors import Vector, add
 
 
@@ -45,6 +45,10 @@ class MeFBO(Algorithm):
     (x, y, theta)_i <- (x, y, theta)_i - eta h_i (x, y, theta)   <- Proj( (x, y, theta) - lambda (n / |C|) sum_{i in
     C} w_i mean_k h_i )
 
+    All steps are constant or change with the round t, from 0. The decreasing steps of Theorem C.1, with P clients per
+    round, 1/2 < q < 1 and p < (1 - q) / 2, are lambda_theta = power(c_lambda tau^(1/4), -q), lambda_x = lambda_y =
+    power(c_theta c_lambda tau^(1/4), -q) and, for all three, eta = power(c_eta tau^(-7/8) P^(-1/2), -1/4).
+
     ==============  ==============   =====================
     paper           name             meaning
     ==============  ==============   =====================
@@ -70,12 +74,18 @@ class MeFBO(Algorithm):
     weights n w_i / |C|.
     """
 
-    lr_upper: float = parameter(0.1, "server step of the upper variable x", above=0, tune=(1e-3, 1e3))
-    lr_lower: float = parameter(0.05, "server step of the lower variable y", above=0, tune=(1e-3, 2.0))
-    lr_prox: float = parameter(0.1, "server step of the proximal point theta", above=0, tune=(1e-3, 2.0))
-    local_lr_upper: float = parameter(0.1, "client step of the upper variable x", least=0, tune=(1e-3, 1e3))
-    local_lr_lower: float = parameter(0.05, "client step of the lower variable y", least=0, tune=(1e-3, 2.0))
-    local_lr_prox: float = parameter(0.1, "client step of the proximal point theta", least=0, tune=(1e-3, 2.0))
+    lr_upper: Schedule = parameter(constant(0.1), "server step of the upper variable x", above=0, tune=(1e-3, 1e3))
+    lr_lower: Schedule = parameter(constant(0.05), "server step of the lower variable y", above=0, tune=(1e-3, 2.0))
+    lr_prox: Schedule = parameter(constant(0.1), "server step of the proximal point theta", above=0, tune=(1e-3, 2.0))
+    local_lr_upper: Schedule = parameter(
+        constant(0.1), "client step of the upper variable x", least=0, tune=(1e-3, 1e3)
+    )
+    local_lr_lower: Schedule = parameter(
+        constant(0.05), "client step of the lower variable y", least=0, tune=(1e-3, 2.0)
+    )
+    local_lr_prox: Schedule = parameter(
+        constant(0.1), "client step of the proximal point theta", least=0, tune=(1e-3, 2.0)
+    )
     penalty: Schedule = parameter(power(2.7, 0.001), "weight of the lower level against f; may grow", above=0)
     prox: float = parameter(0.1, "proximal parameter of the Moreau envelope", above=0, tune=(1e-3, 1.0))
     local_steps: int = parameter(1, "local steps between exchanges", least=1)
@@ -85,9 +95,9 @@ class MeFBO(Algorithm):
 
     def round(self, clients: Clients, server: Server) -> Server:
         z, h = server.z, clients.run(self.descend, *server).estimate()
-        x = clients.project_x(z.x - self.lr_upper * h.x)
-        y = clients.project_y(z.y - self.lr_lower * h.y)
-        theta = clients.project_y(z.theta - self.lr_prox * h.theta)
+        x = clients.project_x(z.x - self.lr_upper(server.t) * h.x)
+        y = clients.project_y(z.y - self.lr_lower(server.t) * h.y)
+        theta = clients.project_y(z.theta - self.lr_prox(server.t) * h.theta)
         return Server(Triple(x, y, theta), server.t + 1)
 
     def descend(self, client: Client, memory: None, key: Key, z: Triple, t: jax.Array) -> tuple[None, Triple]:
@@ -95,9 +105,9 @@ class MeFBO(Algorithm):
             z, total = carry
             h = self.directions(client, z, t, key)
             moved = Triple(
-                x=z.x - self.local_lr_upper * h.x,
-                y=z.y - self.local_lr_lower * h.y,
-                theta=z.theta - self.local_lr_prox * h.theta,
+                x=z.x - self.local_lr_upper(t) * h.x,
+                y=z.y - self.local_lr_lower(t) * h.y,
+                theta=z.theta - self.local_lr_prox(t) * h.theta,
             )
             return moved, add(total, h)
 

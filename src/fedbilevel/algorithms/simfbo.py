@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
+from fedbilevel.errors import FedbilevelError
 from fedbilevel.hypergradient import Point, directions, feasible
 from fedbilevel.vectors import Vector, add, project_ball
 
@@ -34,15 +35,17 @@ class SimFBO(Algorithm):
     eta_y          local_lr_lower     ... of y
     eta_v          local_lr_adjoint   ... of u
     tau            local_steps        local steps between exchanges
+    tau_i          local_steps_of     local steps of each client, if they differ; overrides local_steps
     r              radius             bound on the norm of u; L_f / mu in the theory, infinite by default
-    a_i^k          coefficient()      weight of step k on client i, 1 unless a subclass says otherwise
+    a_i^k          coefficient()      weight of step k on client i: 1, and 0 from step tau_i on
     =============  ================   =====================
 
     One exchange per round: p + 2d floats down and up; tau (2 Gf, 1 Gg, 1 J, 1 H) per client, 1 Gf with a shared
     batch. Assumes g strongly convex in y, bounded heterogeneity, and third-order smoothness of g. The code does not
     follow the paper's text, which was not at hand: a reconstruction. Exact on heterogeneous clients with one local
     step, or with local steps of size 0; otherwise displaced by client drift, in proportion to eta and to tau - 1,
-    whatever gamma is. Clients with different sums of a_i^k count in proportion to them: see ShroFBO. Cohorts without
+    whatever gamma is. Clients with different tau_i count in proportion to them: see ShroFBO. All compute as long as
+    the one with the most steps, which is what is counted here, but do not move after their last step. Cohorts without
     replacement, with weights n w_i / |C|. Clients evaluate at feasible points; the server projects x and y.
     """
 
@@ -55,6 +58,7 @@ class SimFBO(Algorithm):
     local_steps: int = parameter(1, "local steps between exchanges", least=1)
     radius: float = parameter(float("inf"), "bound on the norm of the adjoint u", above=0)
     shared_batch: bool = parameter(False, "use one batch of f and one of g for all terms of a step (cheaper)")
+    local_steps_of: tuple[int, ...] = parameter((), "local steps of each client, if they differ", least=1, whole=True)
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> Point:
         return Point(x, y, u=0 * y)
@@ -81,12 +85,19 @@ class SimFBO(Algorithm):
             return feasible(client, moved), add(q, Point(dx, dy, du)), total + a
 
         nothing = Point(*(0 * v for v in z))
-        _, q, total = client.repeat(self.local_steps, step, (z, nothing, jnp.zeros(())), key)
+        steps = max(self.local_steps_of, default=self.local_steps)
+        _, q, total = client.repeat(steps, step, (z, nothing, jnp.zeros(())), key)
         return q, total
 
     def coefficient(self, client: Client, k: Any) -> Any:
         """a_i^k, the weight of the client's step k; 0 after its last step if it makes fewer than the others."""
-        return 1.0
+        steps = self.local_steps_of
+        if not steps:
+            return 1.0
+        if len(steps) != client.clients:
+            name = type(self).__name__
+            raise FedbilevelError(f"{name}: local_steps_of has {len(steps)} numbers for {client.clients} clients.")
+        return jnp.where(k < jnp.asarray(steps)[client.id], 1.0, 0.0)
 
     def move(self, clients: Clients, z: Point, q: Point) -> Point:
         moved = Point(
@@ -123,8 +134,9 @@ class ShroFBO(SimFBO):
     eta_y          local_lr_lower     ... of y
     eta_v          local_lr_adjoint   ... of u
     tau            local_steps        local steps between exchanges
+    tau_i          local_steps_of     local steps of each client, if they differ; overrides local_steps
     r              radius             bound on the norm of u; L_f / mu in the theory, infinite by default
-    a_i^k          coefficient()      weight of step k on client i, 1 unless a subclass says otherwise
+    a_i^k          coefficient()      weight of step k on client i: 1, and 0 from step tau_i on
     =============  ================   =====================
 
     One exchange per round: p + 2d floats down and up (and one number up); tau (2 Gf, 1 Gg, 1 J, 1 H) per client, 1 Gf

@@ -6,7 +6,7 @@ Client i has f_i(w) = 1/2 (w - c_i)' H_i (w - c_i), the server f_0 likewise. Wit
 """
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import jax
@@ -92,6 +92,11 @@ class WeightedQuadratics:
         return float(np.linalg.norm(x - project(x - step * self.gradient(x))))
 
     def solution(self) -> Array:
+        """A stationary x."""
+        return self._solution
+
+    @cached_property
+    def _solution(self) -> Array:
         """A stationary x, by projected gradient steps from equal weights: the longest steps that lead there."""
         start = np.full(len(self.H), 1 / len(self.H))
         found = [start]
@@ -111,7 +116,7 @@ class WeightedQuadratics:
             x, y = np.asarray(x, float), np.asarray(y, float)
             return {
                 "error": float(np.linalg.norm(x - x_star)),
-                "hypergradient": self.stationarity(x),
+                "stationarity": self.stationarity(x),
                 "value": self.value(x),
                 "lower_gap": float(np.linalg.norm(y - self.lower(x))),
             }
@@ -123,7 +128,8 @@ class WeightedQuadratics:
             metrics=metrics,
             name="quadratic",
             options=options,
-            headline={"error": "|x - x*|", "hypergradient": "stationarity", "lower_gap": "|w - w*(x)|"},
-            compare_by=["hypergradient"],
+            headline={"error": "|x - x*|", "stationarity": "stationarity", "lower_gap": "|w - w*(x)|"},
+            compare_by=["stationarity"],
+            suggested={"*": {"lr_upper": 0.02, "lr_lower": 0.2, "lr_adjoint": 0.2, "local_steps": 1}},
             server={"H": self.H0[None], "c": self.c0[None]},
         )
