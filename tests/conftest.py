@@ -1,6 +1,7 @@
 """Double precision for the whole suite; the command line and the benchmarks run in single precision, as users do."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import jax
 import pytest
@@ -11,11 +12,23 @@ settings.register_profile("suite", deadline=None, max_examples=8, derandomize=Tr
 settings.load_profile("suite")
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that share compiled programs run in one process: those of a file, or of an algorithm in the contract."""
+    for item in items:
+        group = item.path.name
+        if group.startswith("test_contract"):
+            group += item.name.partition("[")[2].partition(":")[0]
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.fixture(autouse=True)
 def forget_compiled_programs() -> Iterator[None]:
     """Every compiled program takes some hundred memory maps, of which a process has 65530 by default on Linux."""
     yield
-    jax.clear_caches()
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_text().count("\n") > 30_000:
+        jax.clear_caches()
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ Expected numbers come from tests/derivations.py, never from a run.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -51,17 +51,16 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class Entry:
-    """What one algorithm promises. ``small`` is cheap to compile and uses all its parts."""
+    """What one algorithm promises. ``small`` is cheap to compile and uses all its parts; ``missed`` is how many floats
+    down a client needs in addition that missed the last round."""
 
     small: fb.Algorithm
     limits: list[Limit]
     costs: list[Cost]
-    private_x: bool = True  # whether it can handle one
-    options: dict[str, Any] = field(default_factory=dict)
+    missed: int = 0
 
 
 P, D = 3, 5
-_: Any = None
 solution = T1.solution()
 
 
@@ -78,7 +77,7 @@ def fedbio_like(kind: Any) -> list[Limit]:
 
 CONTRACT: dict[str, Entry] = {
     "fedbio": Entry(
-        fb.FedBiO(**STEPS, local_steps=2, radius=5.0),
+        fb.FedBiO(**STEPS, local_steps=2, radius=5.0, shared_batch=True),
         [
             *fedbio_like(fb.FedBiO),
             *(
@@ -95,7 +94,7 @@ CONTRACT: dict[str, Entry] = {
         [Cost(fb.FedBiO(local_steps=n), 1, P + 2 * D, P + 2 * D, oracles(n, Gf=2, Gg=1, J=1, H=1)) for n in (1, 5)],
     ),
     "fedbioacc": Entry(
-        fb.FedBiOAcc(**STEPS, local_steps=2, rate="cube_root(1, 1)"),
+        fb.FedBiOAcc(**STEPS, local_steps=2, rate="cube_root(1, 1)", shared_batch=True),
         [
             *fedbio_like(fb.FedBiOAcc),
             Limit(
@@ -502,6 +501,79 @@ CONTRACT |= {
         )
     },
 }
+
+
+T7 = WeightedQuadratics.line(0.0, 1.0, 4.0)
+
+CONTRACT |= {
+    "fedmbo": Entry(
+        fb.FedMBO(0.1, 0.2, 0.2, inner_rounds=2, terms=3, local_steps_upper=2),
+        [
+            # Where all clients' grad_y f vanish at the solution, so does the noise of the chains; with one term there
+            # is none. (tests/test_fedmbo.py has the means of noisy ones.)
+            Limit(
+                "T2 with s = (2, 2)",
+                replace(T2, s=np.full((2, 1), 2.0)),
+                fb.FedMBO(0.3, 0.4, 0.3, inner_rounds=2, terms=3),
+                600,
+                [4.0],
+            ),
+            Limit("T3, one term", T3, fb.FedMBO(0.3, 0.3, 0.3, terms=1), 1500, derivations.truncated(T3, 0.3, 1)),
+        ],
+        [
+            Cost(
+                fb.FedMBO(inner_rounds=T, terms=9, local_steps_upper=tau),
+                T + N + 2 + (tau > 1),
+                (1 + (tau > 1)) * P + (T + N + 1) * D,
+                (1 + (tau > 1)) * P + (T + N + 1) * D,
+                oracles(Gg=T, Gf=2 + 2 * tau * (tau > 1), H=N, J=1),
+                repeats=N,
+            )
+            for T, N, tau in ((1, 0, 1), (3, 4, 1), (2, 2, 3))
+        ],
+    ),
+    "commfedbio-sketch": Entry(
+        fb.CommFedBiOSketch(0.1, 0.2, 2, columns=3, rows=4),
+        [Limit("T2, one entry cannot collide", T2, fb.CommFedBiOSketch(0.3, 0.3, 1, columns=1, rows=1), 500, [4.0])],
+        [
+            Cost(
+                fb.CommFedBiOSketch(local_steps=n, columns=r1, rows=r2),
+                3,
+                P + D + r1,
+                P + D + r1 * r2 + r2,
+                oracles(Gg=n, H=r1, Gf=1, J=1),
+            )
+            for n, r1, r2 in ((5, 2, 3), (1, 7, 9))
+        ],
+    ),
+    "primal-dual": Entry(
+        fb.PrimalDual(inner_steps=2, iterate="random", radius=3.0),
+        [
+            Limit(f"T5 {where}, K = {K}", T5[seed], fb.PrimalDual(inner_steps=K), 2500, T5[seed].solution())
+            for where, seed in (("on the boundary", 0), ("inside", 2))
+            for K in (1, 5)
+        ],
+        [Cost(fb.PrimalDual(inner_steps=K), K, 2 * K * D, 2 * K * D, oracles(K, Gg=1, H=1)) for K in (1, 5)],
+    ),
+    "afl": Entry(
+        fb.AFL(),
+        [Limit("T7: the extremes share the weight", T7, fb.AFL(0.02, 0.2), 3000, [0.5, 0, 0.5])],
+        [Cost(fb.AFL(lr_lower=step), 1, D, D, oracles(Gg=1)) for step in (0.1, 0.2)],
+    ),
+}
+
+
+MISSED = {
+    **dict.fromkeys(("fednest", "lfednest", "aggitd", "fedmbo", "commfedbio-sketch", "gd", "stocbio"), D),
+    "commfedbio": 2 * D,
+    "rfho": D,
+    "f2sa": 2 * D,
+    "fedavg": P,  # x stays, so that it is sent only once if the same clients take part again
+    "fedbioacc": P + 2 * D,
+    **dict.fromkeys(("local-bsgvrm", "sustain", "mrbo"), P + D),
+    **dict.fromkeys(("fedbioacc-local", "distbioacc"), P),
+}
+CONTRACT = {name: replace(entry, missed=MISSED.get(name, 0)) for name, entry in CONTRACT.items()}
 
 
 # Tasks for what holds for all algorithms.

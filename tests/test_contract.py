@@ -26,18 +26,20 @@ def test_every_algorithm_is_in_the_contract() -> None:
         assert len(entry.costs) >= 2
 
 
-@pytest.mark.parametrize(
-    "cost", [c for e in CONTRACT.values() for c in e.costs], ids=lambda c: f"{type(c.algorithm).__name__}-{c.repeats}"
-)
-def test_the_traced_plan_is_the_formula(cost: Cost) -> None:
+COSTS = [(entry, cost) for entry in CONTRACT.values() for cost in entry.costs]
+
+
+@pytest.mark.parametrize(("entry", "cost"), COSTS, ids=[type(cost.algorithm).__name__ for _, cost in COSTS])
+def test_the_traced_plan_is_the_formula(entry: Entry, cost: Cost) -> None:
     kind = type(cost.algorithm)
     if kind.weighting:
         task = WeightedQuadratics.random(clients=P, d=D).task()
     else:
         task = problem_of(kind, Quadratic.random(clients=2, p=P, d=D)).task()
-    plan = fb.plan(task, cost.algorithm).at(cost.repeats)
+    plan, newcomer = (fb.plan(task, cost.algorithm, who).at(cost.repeats) for who in (Everyone(), Uniform(1)))
     assert (plan.exchanges, plan.down, plan.up) == (cost.exchanges, cost.down, cost.up)
     assert plan.oracles == cost.oracles
+    assert newcomer.down - plan.down == entry.missed
 
 
 def noisy_task(algorithm: fb.Algorithm, dtype: Any = np.float64) -> fb.Task:
@@ -87,8 +89,7 @@ def test_identical_clients_are_one_client(entry: Entry) -> None:
     if algorithm.weighting:
         pytest.skip("weights of identical clients are not determined")
     many = problem_of(type(algorithm), T3)
-    one = problem_of(type(algorithm), Quadratic(*(getattr(many, k)[:1] for k in "AB")
-                     + tuple(getattr(many, k)[:1] for k in ("b", "P", "s", "R", "t"))))  # fmt: skip
+    one = problem_of(type(algorithm), Quadratic(*(getattr(T3, k)[:1] for k in ("A", "B", "b", "P", "s", "R", "t"))))
     algorithm = replace(algorithm, movers=1) if hasattr(algorithm, "movers") else algorithm
     expected = fb.solve(one.task(), algorithm, rounds=10, every=10)
     for sample in (None, *([2] if algorithm.remembers != "run" else [])):
@@ -98,7 +99,7 @@ def test_identical_clients_are_one_client(entry: Entry) -> None:
     assert np.max(np.abs(expected.y)) > 1e-3
 
 
-@pytest.mark.parametrize("name", [n for n, e in CONTRACT.items() if e.small.lower_level == "global" and e.private_x])
+@pytest.mark.parametrize("name", [n for n, e in CONTRACT.items() if e.small.lower_level == "global"])
 def test_a_private_upper_variable(name: str) -> None:
     """Engines agree where every client owns a block of x, and clients differ in size."""
     algorithm = CONTRACT[name].small
@@ -109,6 +110,19 @@ def test_a_private_upper_variable(name: str) -> None:
     a, b = (engine.advance(engine.start(seed=3), 2) for engine in (simulation, local))
     assert largest_difference(simulation.solution(a), local.solution(b)) < 1e-10
     assert not local.failures
+
+
+@pytest.mark.parametrize("name", [n for n, e in CONTRACT.items() if e.small.upper_at == "either"])
+def test_the_upper_loss_on_the_server(name: str) -> None:
+    """Engines agree on client weights with validation rows that only the server has."""
+    algorithm = CONTRACT[name].small
+    task, cohort = noisy("global", weighting=True), Uniform(3)
+    simulation, local = Simulation(task, algorithm, cohort), Local(task, algorithm, cohort)
+    a, b = (engine.advance(engine.start(seed=3), 3) for engine in (simulation, local))
+    assert not np.any(local.parties[0].data.val.arrays["H"])
+    assert largest_difference(simulation.solution(a), local.solution(b)) < 1e-10
+    assert not local.failures
+    assert fb.plan(task, algorithm).oracles["Gf"] == 0
 
 
 @pytest.mark.parametrize("name", sorted(fb.ALGORITHMS))

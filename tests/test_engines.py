@@ -30,7 +30,7 @@ def both(task: fb.Task, algorithm: fb.Algorithm, cohort: Any = None, rounds: int
 
 
 @pytest.mark.parametrize("cohort", COHORTS, ids=str)
-@pytest.mark.parametrize("kind", [fb.FedBiO, fb.FedBiOAcc, fb.FedAvg])
+@pytest.mark.parametrize("kind", [fb.FedBiO])
 @pytest.mark.parametrize("task", [QUADRATIC, PRIVATE], ids=["quadratic", "private"])
 def test_engines_give_the_same_numbers(task: fb.Task, kind: Any, cohort: Any) -> None:
     steps = {"lr_lower": 0.2, "local_steps": 2} | ({} if kind is fb.FedAvg else {"lr_upper": 0.5, "lr_adjoint": 0.2})

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
+from derivations import series
 from fedbilevel.algorithms.fedmbo import FedMBO
 from fedbilevel.core import Clients, Each
-from fedbilevel.engines.participation import Everyone, Independent, Uniform
+from fedbilevel.engines.participation import Everyone, Uniform
 from fedbilevel.engines.simulation import Simulation, _advance
 from fedbilevel.tasks import Quadratic
 
@@ -27,12 +28,6 @@ class OneClientPerChain(FedMBO):
 
     def next_clients(self, clients: Clients, v: Each) -> Each:
         return v
-
-
-def series(A: np.ndarray, step: float, terms: int) -> np.ndarray:
-    """step sum_{k < terms} (I - step A)^k, which tends to the inverse of A."""
-    powers = [np.linalg.matrix_power(np.eye(len(A)) - step * A, k) for k in range(terms)]
-    return step * np.sum(powers, axis=0)
 
 
 def two_rows(weights: tuple[float, ...] | None, batch_size: int | None = 1) -> tuple[fb.Task, Quadratic]:
@@ -136,30 +131,6 @@ def test_the_scalar_example_goes_to_4_in_the_mean() -> None:
     assert 0.02 < each.std() < 1
 
 
-def test_the_noise_vanishes_where_every_upper_gradient_does() -> None:
-    """T2 with s = (2, 2): at y = 2 all grad_y f_m are 0, whatever the chains are."""
-    same = replace(T2, s=np.full((2, 1), 2.0))
-    assert same.solution() == pytest.approx([4.0])
-    algorithm = FedMBO(0.3, 0.4, 0.3, inner_rounds=2, terms=3)
-    x = np.asarray(fb.solve(same.task(), algorithm, rounds=600, every=600).x)
-    np.testing.assert_allclose(x, [4.0], atol=1e-9)
-
-
-def test_identical_clients_have_the_limit_of_the_truncated_series() -> None:
-    """With one term nothing is random: the inverse of the Hessian is 1 / l."""
-    q = Quadratic.random(clients=3, heterogeneity=0.0)
-    algorithm = FedMBO(0.3, 0.3, 0.3, inner_rounds=2, terms=1)
-
-    def hypergradient(x: np.ndarray) -> np.ndarray:
-        pull = q.mean(np.einsum("mij,mj->mi", q.P, q.lower(x) - q.s))
-        return q.mean(np.einsum("mij,mj->mi", q.R, x - q.t)) + 0.3 * q.mean(q.B).T @ pull
-
-    offset = hypergradient(np.zeros(4))
-    expected = np.linalg.solve(np.stack([hypergradient(e) - offset for e in np.eye(4)], axis=1), -offset)
-    x = np.asarray(fb.solve(q.task(), algorithm, rounds=1500, every=1500).x)
-    np.testing.assert_allclose(x, expected, atol=1e-9)
-
-
 @pytest.mark.parametrize(("T", "N", "tau"), [(1, 1, 1), (3, 4, 1), (2, 4, 3)])
 def test_costs(T: int, N: int, tau: int) -> None:
     p, d = 3, 5
@@ -174,14 +145,3 @@ def test_costs(T: int, N: int, tau: int) -> None:
     assert fresh.down == (T + last + 2 + 2 * more) * p + (T + 2 * last + 3 + more) * d
     assert fresh.up == cost.up
     assert cost.oracles == {"Gg": T, "Gf": 2 + 2 * tau * more, "J": 1} | ({"H": 1} if last else {})
-
-
-@pytest.mark.parametrize("bad", ["lr_upper", "lr_lower", "lr_adjoint", "inner_rounds", "terms", "local_steps_upper"])
-def test_bad_hyper_parameters_are_refused(bad: str) -> None:
-    with pytest.raises(fb.FedbilevelError, match=rf"^FedMBO: {bad} must be [^.]*[\d.]+, but is 0(.0)?\.$"):
-        FedMBO(**{bad: 0})
-
-
-def test_the_number_of_chains_must_be_known() -> None:
-    with pytest.raises(fb.FedbilevelError, match="sample a fixed number of clients"):
-        fb.plan(T2.task(), FedMBO(), Independent(0.5))

@@ -4,9 +4,7 @@ Expected numbers are derived from the problem, never from a run.
 """
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import jax
@@ -15,6 +13,7 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
+from derivations import own_hypergradients, own_inverses
 from fedbilevel.algorithms.commfedbio import CommFedBiO
 from fedbilevel.algorithms.fedbio_local import DistBiO, FedBiOLocal
 from fedbilevel.algorithms.fedbioacc_local import DistBiOAcc, FedBiOAccLocal
@@ -23,53 +22,18 @@ from fedbilevel.compression import top_k
 from fedbilevel.core import Tally
 from fedbilevel.engines import messages
 from fedbilevel.engines.local import Local
-from fedbilevel.engines.participation import Everyone, Uniform
+from fedbilevel.engines.participation import Uniform
 from fedbilevel.engines.simulation import Simulation
 from fedbilevel.neumann import Pair, neumann_hypergradient
 from fedbilevel.tasks import Quadratic
 from fedbilevel.vectors import Vector
-from helpers import identical, largest_difference, sample_weights
+from helpers import identical
 
 T1 = Quadratic.random(clients=5, p=4, d=6)
 T2 = Quadratic.scalar()
 TAU = 0.3  # below 1 / L on all of them: the largest eigenvalue of T1 is below 2.9, that of T2 is 3
 NO_FORGETTING = {"c_upper": 0.0, "c_lower": 0.0}
 KINDS = [FedBiOLocal, FedBiOAccLocal, LocalBSGVRM, CommFedBiO]
-
-
-def task_of(quadratic: Quadratic, kind: Any) -> fb.Task:
-    """With the lower level that an algorithm is for."""
-    return (quadratic.local() if kind.lower_level == "local" else quadratic).task()
-
-
-def inverses(q: Quadratic, tau: float, products: int | None) -> np.ndarray:
-    """Each client's [A_m]^-1, or its Neumann series tau sum_{q=0}^{Q} (I - tau A_m)^q."""
-    if products is None:
-        return np.linalg.inv(q.A)
-    step = np.eye(q.A.shape[-1]) - tau * q.A
-    return tau * sum(np.linalg.matrix_power(step, k) for k in range(products + 1))
-
-
-def own_hypergradients(q: Quadratic, x: np.ndarray, y: np.ndarray, inverse: np.ndarray) -> np.ndarray:
-    """Phi_m = R_m (x - t_m) + B_m' S_m P_m (y_m - s_m), a row for each client."""
-    pull = np.einsum("mij,mj->mi", q.P, y - q.s)
-    return np.einsum("mij,mj->mi", q.R, x - q.t) + np.einsum("mki,mkl,ml->mi", q.B, inverse, pull)
-
-
-def affine_root(function: Callable[[np.ndarray], np.ndarray], size: int) -> np.ndarray:
-    offset = function(np.zeros(size))
-    slope = np.stack([function(e) - offset for e in np.eye(size)], axis=1)
-    return np.linalg.solve(slope, -offset)
-
-
-def limit(q: Quadratic, tau: float, products: int | None) -> np.ndarray:
-    """Where the mean of the clients' own hypergradients is 0, each at y*(x) of this lower level."""
-    inverse = inverses(q, tau, products)
-    return affine_root(lambda x: q.mean(own_hypergradients(q, x, q.lower(x), inverse)), q.B.shape[-1])
-
-
-def solve(q: Quadratic, algorithm: fb.Algorithm, rounds: int) -> fb.Result:
-    return fb.solve(q.task(), algorithm, rounds=rounds, every=rounds)
 
 
 # The Neumann series
@@ -93,7 +57,7 @@ def test_the_series_has_one_term_more_than_products(products: int) -> None:
     q = Quadratic.random(clients=1, p=3, d=4, seed=1)
     client, z = merged(q, batch_size=None), somewhere()
     found = neumann_hypergradient(client, z, jax.random.key(0), TAU, products)
-    expected = own_hypergradients(q, np.asarray(z.x.tree), np.asarray(z.y.tree), inverses(q, TAU, products))[0]
+    expected = own_hypergradients(q, np.asarray(z.x.tree), np.asarray(z.y.tree), own_inverses(q, TAU, products + 1))[0]
     np.testing.assert_allclose(found.tree, expected, atol=1e-13)
     counted = replace(client, tally=Tally())
     neumann_hypergradient(counted, z, jax.random.key(0), TAU, products)
@@ -106,7 +70,7 @@ def test_the_truncated_bias_is_below_the_bound_of_the_paper() -> None:
     mu = np.linalg.eigvalsh(T1.A).min(axis=1)
     force = np.linalg.norm(np.einsum("mij,mj->mi", T1.P, y - T1.s), axis=1) * np.linalg.norm(T1.B, 2, axis=(1, 2))
     for products in (1, 5, 20):
-        exact, cut = (own_hypergradients(T1, x, y, inverses(T1, TAU, n)) for n in (None, products))
+        exact, cut = (own_hypergradients(T1, x, y, own_inverses(T1, TAU, n)) for n in (None, products + 1))
         assert np.all(np.linalg.norm(exact - cut, axis=1) <= force / mu * (1 - TAU * mu) ** (products + 1) + 1e-14)
 
 
@@ -137,85 +101,6 @@ def test_the_same_key_names_the_same_batches_at_two_points() -> None:
 
 
 # Limits
-
-
-@pytest.mark.parametrize("kind", [DistBiO, DistBiOAcc])
-def test_local_lower_levels_are_solved(kind: Any) -> None:
-    assert T2.local().solution() == pytest.approx([0.5])
-    result = solve(T2.local(), kind(0.2, 0.3, TAU, 60), 400)
-    np.testing.assert_allclose(result.x, [0.5], atol=1e-9)
-    np.testing.assert_allclose(result.y, [[1.0], [0.0]], atol=1e-9)  # y_1* = 2x, y_2* = 0
-    result = solve(T1.local(), kind(0.3, 0.3, TAU, 120), 400)
-    np.testing.assert_allclose(result.x, T1.local().solution(), atol=1e-7)
-    np.testing.assert_allclose(result.y, T1.local().lower(T1.local().solution()), atol=1e-7)
-
-
-@pytest.mark.parametrize("kind", [DistBiO, DistBiOAcc])
-def test_a_short_series_has_the_known_bias(kind: Any) -> None:
-    expected = limit(T1.local(), TAU, 5)
-    np.testing.assert_allclose(solve(T1.local(), kind(0.3, 0.3, TAU, 5), 600).x, expected, atol=1e-8)
-    assert np.linalg.norm(expected - T1.local().solution()) > 1e-3
-    np.testing.assert_allclose(limit(T1.local(), TAU, None), T1.local().solution(), atol=1e-12)
-
-
-@pytest.mark.parametrize("problem", [T1.local(), T2.local()], ids=["T4", "T2 local"])
-def test_local_steps_displace_fedbio_local_exactly_as_predicted(problem: Quadratic) -> None:
-    """The fixed point of a round, from the matrices: x is averaged, y is not."""
-    eta, gamma, products, steps = 0.1, 0.2, 5, 4
-    clients, d, p = problem.B.shape
-    inverse = inverses(problem, TAU, products)
-
-    def one_round(z: np.ndarray) -> np.ndarray:
-        x, y = np.broadcast_to(z[:p], (clients, p)), z[p:].reshape(clients, d)
-        for _ in range(steps):
-            slope = np.einsum("mij,mj->mi", problem.A, y) - np.einsum("mij,mj->mi", problem.B, x) - problem.b
-            x, y = x - eta * own_hypergradients(problem, x, y, inverse), y - gamma * slope
-        return np.concatenate([problem.mean(x), y.ravel()])
-
-    expected = affine_root(lambda z: one_round(z) - z, p + clients * d)
-    result = solve(problem, FedBiOLocal(eta, gamma, TAU, products, local_steps=steps), 600)
-    np.testing.assert_allclose(result.x, expected[:p], atol=1e-8)
-    np.testing.assert_allclose(result.y, expected[p:].reshape(clients, d), atol=1e-8)
-    if p > 1:
-        assert np.linalg.norm(expected[:p] - limit(problem, TAU, products)) > 1e-3  # the displacement is real
-
-
-@pytest.mark.parametrize("problem", [T1.local(), T2.local()], ids=["T4", "T2 local"])
-def test_fedbioacc_local_without_forgetting_is_not_displaced(problem: Quadratic) -> None:
-    result = solve(problem, FedBiOAccLocal(0.1, 0.1, TAU, 5, local_steps=4, **NO_FORGETTING), 400)
-    np.testing.assert_allclose(result.x, limit(problem, TAU, 5), atol=1e-8)
-    np.testing.assert_allclose(result.y, problem.lower(np.asarray(result.x)), atol=1e-8)
-
-
-def test_local_bsgvrm_goes_to_2_instead_of_4() -> None:
-    assert limit(T2, TAU, None) == pytest.approx([2.0])
-    assert T2.solution() == pytest.approx([4.0])
-    for options in ({"local_steps": 1}, {"local_steps": 3, **NO_FORGETTING}):
-        result = solve(T2, LocalBSGVRM(0.1, 0.2, TAU, 60, **options), 400)
-        np.testing.assert_allclose(result.x, [2.0], atol=1e-9)
-
-
-@pytest.mark.parametrize("options", [{"local_steps": 1}, {"local_steps": 3, **NO_FORGETTING}], ids=["1", "3"])
-def test_local_bsgvrm_has_the_bias_of_local_hypergradients(options: dict[str, Any]) -> None:
-    expected = limit(T1, TAU, 8)
-    np.testing.assert_allclose(solve(T1, LocalBSGVRM(0.2, 0.2, TAU, 8, **options), 500).x, expected, atol=1e-8)
-    assert np.linalg.norm(limit(T1, TAU, None) - T1.solution()) > 0.01
-
-
-def test_local_bsgvrm_is_right_on_identical_clients() -> None:
-    T3 = Quadratic.random(clients=2, heterogeneity=0.0)
-    tau = 0.9 / np.linalg.eigvalsh(T3.A).max()
-    result = solve(T3, LocalBSGVRM(0.1, 0.2, tau, 10, local_steps=2), 1500)
-    np.testing.assert_allclose(result.x, limit(T3, tau, 10), atol=1e-8)  # only the truncation is left
-    np.testing.assert_allclose(limit(T3, tau, None), T3.solution(), atol=1e-10)
-
-
-@pytest.mark.parametrize("problem", [T1, T2], ids=["T1", "T2"])
-def test_commfedbio_without_compression_is_exact(problem: Quadratic) -> None:
-    d = problem.B.shape[-2]
-    for warm_start, steps in ((True, 3), (False, 80)):
-        algorithm = CommFedBiO(0.3, 0.3, 0.3, 1, steps, entries=d, warm_start=warm_start)
-        np.testing.assert_allclose(solve(problem, algorithm, 500).x, problem.solution(), atol=1e-8)
 
 
 def test_the_error_of_compressed_adjoints_is_proportional_to_their_step() -> None:
@@ -255,39 +140,11 @@ def test_constraints_hold_for_local_variables() -> None:
         assert np.max(np.abs(y)) == 1
         slope = np.einsum("mij,mj->mi", T1.A, y) - T1.B @ x - T1.b
         np.testing.assert_allclose(y, np.clip(y - 0.2 * slope, -1, 1), atol=1e-9)
-        hyper = T1.mean(own_hypergradients(T1, x, y, inverses(T1, TAU, 5)))
+        hyper = T1.mean(own_hypergradients(T1, x, y, own_inverses(T1, TAU, 6)))
         np.testing.assert_allclose(x, np.clip(x - 0.1 * hyper, -0.05, 0.05), atol=1e-9)
 
 
 # Costs
-
-
-@pytest.mark.parametrize(("p", "d", "steps", "products"), [(4, 6, 5, 3), (2, 1, 1, 8)])
-def test_costs_of_own_hypergradients(p: int, d: int, steps: int, products: int) -> None:
-    q, options = Quadratic.random(clients=3, p=p, d=d), {"neumann_steps": products, "local_steps": steps}
-    cost = fb.plan(q.local().task(), FedBiOLocal(**options))
-    assert (cost.exchanges, cost.down, cost.up) == (1, p, p)
-    assert cost.oracles == {"Gf": steps, "Gg": steps, "J": steps, "H": products * steps}
-    twice = {"Gf": 2 * steps, "Gg": 2 * steps, "J": 2 * steps, "H": 2 * products * steps}
-    cost = fb.plan(q.local().task(), FedBiOAccLocal(**options))
-    assert (cost.exchanges, cost.down, cost.up) == (2, 2 * p, 2 * p)
-    assert cost.oracles == twice
-    assert fb.plan(q.local().task(), FedBiOAccLocal(**options), Uniform(1)).down == 3 * p  # the point again
-    cost = fb.plan(q.task(), LocalBSGVRM(**options))
-    assert (cost.exchanges, cost.down, cost.up) == (2, 2 * (p + d), 2 * (p + d))
-    assert cost.oracles == twice
-    assert fb.plan(q.task(), LocalBSGVRM(**options), Uniform(1)).down == 3 * (p + d)
-
-
-@pytest.mark.parametrize(("p", "d", "steps", "n", "k"), [(4, 6, 5, 3, 2), (2, 5, 1, 2, 9)])
-def test_costs_of_commfedbio(p: int, d: int, steps: int, n: int, k: int) -> None:
-    task = Quadratic.random(clients=3, p=p, d=d).task()
-    cost = fb.plan(task, CommFedBiO(local_steps=steps, adjoint_steps=n, entries=k))
-    assert (cost.exchanges, cost.down, cost.up) == (2 + n, p + (1 + n) * d, p + d + 2 * min(k, d) * n)
-    assert cost.oracles == {"Gg": steps, "H": n, "Gf": 1, "J": 1}
-    cold = CommFedBiO(local_steps=steps, adjoint_steps=n, entries=k, warm_start=False)
-    assert fb.plan(task, cold).down == p + (2 + n) * d
-    assert fb.plan(task, cold, Uniform(1)).down == p + (3 + n) * d  # y again
 
 
 # Engines, seeds, clients
@@ -299,44 +156,6 @@ ALGORITHMS = [
     CommFedBiO(0.1, 0.2, 0.2, 2, 3, entries=2),
 ]
 name = lambda algorithm: type(algorithm).__name__
-
-
-@cache  # so that the tests share compiled code
-def noisy_task(lower_level: Any) -> fb.Task:
-    """Mini-batches and weights; a private x where the lower level is global."""
-    task = sample_weights(clients=10, private=lower_level == "global")
-    problem = replace(task.problem, lower_level=lower_level)
-    return replace(task, problem=problem, clients=task.clients[::2], weights=[1, 2, 3, 4, 5])  # all of one size
-
-
-@pytest.mark.parametrize("cohort", [Everyone(), Uniform(3)], ids=str)
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=name)
-def test_engines_give_the_same_numbers(algorithm: fb.Algorithm, cohort: Any) -> None:
-    task = noisy_task(algorithm.lower_level)
-    simulation, local = Simulation(task, algorithm, cohort), Local(task, algorithm, cohort)
-    a, b = (engine.advance(engine.start(seed=3), 3) for engine in (simulation, local))
-    assert largest_difference(simulation.solution(a), local.solution(b)) < 1e-12
-    assert not local.failures
-    np.testing.assert_array_equal(a.served, b.served)
-    np.testing.assert_array_equal(a.calls, b.calls)
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=name)
-def test_the_same_seed_gives_the_same_bits(algorithm: fb.Algorithm) -> None:
-    task = noisy_task(algorithm.lower_level)
-    runs = [fb.solve(task, algorithm, rounds=5, every=5, seed=seed, sample=3) for seed in (1, 1, 2)]
-    assert identical((runs[0].x, runs[0].y), (runs[1].x, runs[1].y))
-    assert not identical((runs[0].x, runs[0].y), (runs[2].x, runs[2].y))
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=name)
-def test_identical_clients_are_one_client(algorithm: fb.Algorithm) -> None:
-    many = Quadratic.random(clients=4, heterogeneity=0.0)
-    one = Quadratic(*(getattr(many, k)[:1] for k in ("A", "B", "b", "P", "s", "R", "t", "weights")))
-    a, b = (fb.solve(task_of(q, type(algorithm)), algorithm, rounds=20, every=20) for q in (many, one))
-    assert largest_difference(a.x, b.x) < 1e-10
-    assert np.max(np.abs(np.asarray(a.y) - np.asarray(b.y))) < 1e-10  # every row of it, if it is local
-    assert np.max(np.abs(a.x)) > 0.1
 
 
 @pytest.mark.parametrize("steps", [1, 3])

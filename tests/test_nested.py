@@ -1,6 +1,5 @@
 """FedNest, LFedNest and AggITD: limits, costs, engines, and the means of their random estimates."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
+from derivations import truncated
 from fedbilevel.algorithms.aggitd import AggITD
 from fedbilevel.algorithms.fednest import FedNest
 from fedbilevel.algorithms.lfednest import LFedNest
@@ -17,17 +17,12 @@ from fedbilevel.engines.local import Local
 from fedbilevel.engines.participation import Everyone, Uniform
 from fedbilevel.engines.simulation import Simulation, _advance
 from fedbilevel.tasks import Quadratic
-from helpers import identical, largest_difference
+from helpers import largest_difference
 
 T1 = Quadratic.random(clients=5, p=4, d=6)
 T2 = Quadratic.scalar()
 FOUR = Quadratic.random(clients=4, p=2, d=3).task()
 RANDOM = [FedNest(0.1, 0.2, 0.2, local_steps=2, terms=4), AggITD(0.1, 0.2, inner_rounds=4)]
-EXACT = [
-    FedNest(0.1, 0.2, 0.2, inner_rounds=2, local_steps=2, local_steps_upper=2, terms=3, full_series=True),
-    LFedNest(0.1, 0.2, 0.2, inner_rounds=2, local_steps=2, local_steps_upper=2),
-    AggITD(0.1, 0.2, inner_rounds=3, full_sum=True),
-]
 name = lambda value: type(value).__name__
 
 
@@ -35,101 +30,9 @@ def limit(problem: Quadratic, algorithm: fb.Algorithm, rounds: int) -> np.ndarra
     return np.asarray(fb.solve(problem.task(), algorithm, rounds=rounds, every=rounds).x)
 
 
-def root(affine: Callable[[np.ndarray], np.ndarray], size: int) -> np.ndarray:
-    """The zero of an affine function."""
-    offset = affine(np.zeros(size))
-    return np.linalg.solve(np.stack([affine(e) - offset for e in np.eye(size)], axis=1), -offset)
-
-
-def series(A: np.ndarray, step: float, terms: int) -> np.ndarray:
-    """step sum_{k < terms} (I - step A)^k, which tends to the inverse of A."""
-    return step * sum(np.linalg.matrix_power(np.eye(len(A)) - step * A, k) for k in range(terms))  # type: ignore
-
-
-def truncated_solution(q: Quadratic, step: float, terms: int) -> np.ndarray:
-    """Where the hypergradient vanishes if the inverse of the mean Hessian is a series of so many terms."""
-
-    def hypergradient(x: np.ndarray) -> np.ndarray:
-        pull = q.mean(np.einsum("mij,mj->mi", q.P, q.lower(x) - q.s))
-        direct = q.mean(np.einsum("mij,mj->mi", q.R, x - q.t))
-        return direct + q.mean(q.B).T @ series(q.mean(q.A), step, terms) @ pull
-
-    return root(hypergradient, q.B.shape[-1])
-
-
 def test_the_series_of_many_terms_is_exact() -> None:
-    np.testing.assert_allclose(truncated_solution(T1, 0.5, 60), T1.solution(), atol=1e-12)
-    np.testing.assert_allclose(truncated_solution(T2, 0.3, 1), [4.0])  # the pull vanishes at the solution
-
-
-@pytest.mark.parametrize("terms", [2, 40])
-def test_fednest_reaches_the_solution_with_local_steps(terms: int) -> None:
-    """Corrections remove client drift, so that only the rest of the series is left."""
-    steps = {"inner_rounds": 2, "local_steps": 3, "local_steps_upper": 2, "full_series": True}
-    x = limit(T1, FedNest(0.4, 0.5, 0.5, terms=terms, **steps), 150)
-    np.testing.assert_allclose(x, truncated_solution(T1, 0.5, terms), atol=1e-9)
-    error = float(np.linalg.norm(x - T1.solution()))
-    assert error < 1e-9 if terms == 40 else error > 1e-3
-
-
-@pytest.mark.parametrize("rounds", [2, 40])
-def test_aggitd_reaches_the_solution(rounds: int) -> None:
-    x = limit(T1, AggITD(0.4, 0.5, inner_rounds=rounds, full_sum=True), 300)
-    np.testing.assert_allclose(x, truncated_solution(T1, 0.5, rounds), atol=1e-9)
-    error = float(np.linalg.norm(x - T1.solution()))
-    assert error < 1e-9 if rounds == 40 else error > 1e-3
-
-
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        FedNest(0.5, 0.4, 0.4, inner_rounds=2, local_steps=3, terms=4, full_series=True),
-        FedNest(0.5, 0.4, 0.4, inner_rounds=2, local_steps=3, terms=4),
-        AggITD(0.5, 0.4, inner_rounds=4, full_sum=True),
-        AggITD(0.5, 0.4, inner_rounds=4),
-    ],
-    ids=repr,
-)
-def test_the_scalar_example_goes_to_4(algorithm: fb.Algorithm) -> None:
-    """Even with random truncation: the pull, and with it the noise, vanishes at the solution."""
-    np.testing.assert_allclose(limit(T2, algorithm, 500), [4.0], atol=1e-9)
-
-
-def lfednest_fixed_point(q: Quadratic, a: LFedNest) -> np.ndarray:
-    """Where a round of LFedNest stands still, from the matrices: averages of local steps, with x and y as unknowns."""
-    p, d = q.B.shape[-1], q.B.shape[-2]
-
-    def moves(z: np.ndarray) -> np.ndarray:
-        x, y = z[:p], z[p:]
-        move = np.zeros(p + d)
-        for m, weight in enumerate(q.weights):
-            y_m, x_m = y, x
-            for _ in range(a.local_steps):
-                y_m = y_m - a.lr_lower * (q.A[m] @ y_m - q.B[m] @ x - q.b[m])
-            u = series(q.A[m], a.lr_adjoint, a.hessian_steps + 1) @ q.P[m] @ (y - q.s[m])
-            for _ in range(a.local_steps_upper):
-                x_m = x_m - a.lr_upper * (q.R[m] @ (x_m - q.t[m]) + q.B[m].T @ u)
-            move += weight * np.concatenate([x_m - x, y_m - y])
-        return move
-
-    return root(moves, p + d)[:p]
-
-
-def test_lfednest_goes_to_2_on_the_scalar_example() -> None:
-    single = LFedNest(0.5, 0.2, 0.2, inner_rounds=2, local_steps=1)
-    np.testing.assert_allclose(lfednest_fixed_point(T2, single), [2.0], atol=1e-12)
-    np.testing.assert_allclose(limit(T2, single, 500), [2.0], atol=1e-9)
-
-
-@pytest.mark.parametrize("problem", [T1, T2])
-def test_lfednest_is_displaced_exactly_as_predicted(problem: Quadratic) -> None:
-    several = LFedNest(0.1, 0.04, 0.2, inner_rounds=2, local_steps=5, local_steps_upper=3)
-    expected = lfednest_fixed_point(problem, several)
-    np.testing.assert_allclose(limit(problem, several, 2000), expected, atol=1e-9)
-    assert np.linalg.norm(expected - problem.solution()) > 0.05
-    if problem is T2:  # client 2 has B = 0, so y = s_1 = 1 is the mean of (a + (1 - a) 2x) and b
-        a, b = (1 - 0.04) ** 5, (1 - 3 * 0.04) ** 5
-        np.testing.assert_allclose(expected, [(2 - a - b) / (2 * (1 - a))])
+    np.testing.assert_allclose(truncated(T1, 0.5, 60), T1.solution(), atol=1e-12)
+    np.testing.assert_allclose(truncated(T2, 0.3, 1), [4.0])  # the pull vanishes at the solution
 
 
 @pytest.mark.parametrize("steps", [1, 60])
@@ -137,7 +40,7 @@ def test_lfednest_is_exact_for_identical_clients_up_to_the_series(steps: int) ->
     T3 = Quadratic.random(clients=2, heterogeneity=0.0)
     algorithm = LFedNest(0.1, 0.1, 0.25, inner_rounds=2, local_steps=3, hessian_steps=steps)
     x = limit(T3, algorithm, 3000)
-    np.testing.assert_allclose(x, truncated_solution(T3, 0.25, steps + 1), atol=1e-8)
+    np.testing.assert_allclose(x, truncated(T3, 0.25, steps + 1), atol=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -156,45 +59,7 @@ def test_the_constrained_solution(algorithm: fb.Algorithm) -> None:
     np.testing.assert_allclose(x, np.clip(x - 0.1 * T1.hypergradient(x), -0.05, 0.4), atol=1e-9)
 
 
-def cost(algorithm: fb.Algorithm, cohort: Any = None) -> Any:
-    return fb.plan(Quadratic.random(clients=2, p=3, d=5).task(), algorithm, cohort)
-
-
 P, D = 3, 5
-
-
-@pytest.mark.parametrize(("T", "inner", "outer", "N"), [(1, 1, 1, 1), (1, 5, 1, 2), (3, 2, 4, 6)])
-def test_the_cost_of_fednest(T: int, inner: int, outer: int, N: int) -> None:
-    sizes = {"inner_rounds": T, "local_steps": inner, "local_steps_upper": outer, "terms": N}
-    for full in (True, False):
-        algorithm = FedNest(**sizes, full_series=full)
-        last = N - 1 if full else min(1, N - 1)  # the plan counts loops of random length once
-        planned = cost(algorithm)
-        assert planned.exchanges == 2 * T + last + 3
-        assert planned.down == planned.up == 2 * P + (2 * T + last + 1) * D
-        assert cost(algorithm, Uniform(1)).down == planned.down + D  # newcomers do not hold y
-        assert planned.oracles == {"Gg": T * (1 + 2 * inner), "Gf": 2 + 2 * outer, "J": 1} | (
-            {"H": last} if last else {}
-        )
-
-
-@pytest.mark.parametrize(("T", "inner", "outer", "N"), [(1, 1, 1, 1), (1, 5, 1, 2), (3, 2, 4, 6)])
-def test_the_cost_of_lfednest(T: int, inner: int, outer: int, N: int) -> None:
-    algorithm = LFedNest(inner_rounds=T, local_steps=inner, local_steps_upper=outer, hessian_steps=N)
-    planned = cost(algorithm)
-    assert planned.exchanges == T + 1
-    assert planned.down == planned.up == P + T * D
-    assert cost(algorithm, Uniform(1)).down == P + (T + 1) * D
-    assert planned.oracles == {"Gg": T * inner, "Gf": outer, "J": outer, "H": outer * N}
-
-
-@pytest.mark.parametrize("Q", [1, 2, 5])
-def test_the_cost_of_aggitd_with_the_full_sum(Q: int) -> None:
-    planned = cost(AggITD(inner_rounds=Q, full_sum=True))
-    assert planned.exchanges == Q + 1
-    assert planned.down == planned.up == P + 2 * Q * D
-    assert cost(AggITD(inner_rounds=Q, full_sum=True), Uniform(1)).down == P + (2 * Q + 1) * D
-    assert planned.oracles == {"Gg": Q, "Gf": Q + 1, "J": 1} | ({"H": Q - 1} if Q > 1 else {})
 
 
 @pytest.mark.parametrize("Q", [2, 5])
@@ -218,37 +83,12 @@ def test_the_cost_of_aggitd(Q: int) -> None:
     assert down == rounds * (P + 2 * Q * D) - skipped * D - late * (P - D)
 
 
-@pytest.mark.parametrize("algorithm", [*RANDOM, *EXACT], ids=repr)
-def test_identical_clients_are_one_client(algorithm: fb.Algorithm) -> None:
-    many = Quadratic.random(clients=3, heterogeneity=0.0)
-    one = Quadratic(*(getattr(many, k)[:1] for k in ("A", "B", "b", "P", "s", "R", "t", "weights")))
-    a, b = (fb.solve(q.task(), algorithm, rounds=10, every=10) for q in (many, one))
-    assert largest_difference((a.x, a.y), (b.x, b.y)) < 1e-10
-
-
 def two_rows(batch_size: int | None) -> fb.Task:
     """Two clients with two rows of matrices each, so that batches of one row are random."""
     q = Quadratic.random(clients=4, p=3, d=4)
     rows = lambda names, m: {k: getattr(q, k)[2 * m : 2 * m + 2] for k in names}
     data = [{"train": rows(("A", "B", "b"), m), "val": rows(("P", "s", "R", "t"), m)} for m in range(2)]
     return fb.Task(q.task().problem, data, batch_size=batch_size)
-
-
-@pytest.mark.parametrize("algorithm", [*RANDOM, EXACT[1]], ids=name)
-def test_the_same_seed_gives_the_same_bits(algorithm: fb.Algorithm) -> None:
-    a, b, other = (fb.solve(two_rows(1), algorithm, rounds=5, seed=seed, every=5) for seed in (7, 7, 8))
-    assert identical((a.x, a.y), (b.x, b.y))
-    assert not identical((a.x, a.y), (other.x, other.y))
-
-
-@pytest.mark.parametrize("cohort", [Everyone(), Uniform(3)], ids=str)
-@pytest.mark.parametrize("algorithm", EXACT, ids=name)
-def test_engines_give_the_same_numbers(algorithm: fb.Algorithm, cohort: Any) -> None:
-    engines = Simulation(FOUR, algorithm, cohort), Local(FOUR, algorithm, cohort)
-    a, b = (e.advance(e.start(seed=3), 2) for e in engines)
-    assert largest_difference(engines[0].solution(a), engines[1].solution(b)) < 1e-12
-    assert not engines[1].failures
-    np.testing.assert_array_equal(a.served, b.served)
 
 
 def loop_is_empty(engine: Simulation, state: Any) -> bool:
@@ -304,25 +144,3 @@ def test_random_estimates_have_the_right_mean(drawn: Any, summed: dict[str, bool
     assert np.all(error > 0)
     assert np.all(np.abs(each.mean(axis=0) - expected) < 4 * error)
     assert np.all(error < 0.02 * np.abs(expected).max())  # so that a wrong factor would be noticed
-
-
-@pytest.mark.parametrize(
-    ("kind", "bad"),
-    [
-        (FedNest, {"lr_upper": 0.0}),
-        (FedNest, {"lr_adjoint": -1.0}),
-        (FedNest, {"inner_rounds": 0}),
-        (FedNest, {"local_steps": 0}),
-        (FedNest, {"local_steps_upper": 0}),
-        (FedNest, {"terms": 0}),
-        (LFedNest, {"lr_lower": 0.0}),
-        (LFedNest, {"inner_rounds": 0}),
-        (LFedNest, {"hessian_steps": -1}),
-        (AggITD, {"lr_lower": float("nan")}),
-        (AggITD, {"inner_rounds": 0}),
-    ],
-    ids=str,
-)
-def test_bad_hyper_parameters_are_refused(kind: Any, bad: dict[str, float]) -> None:
-    with pytest.raises(fb.FedbilevelError, match=rf"^{kind.__name__}: {next(iter(bad))} must be [^.]*[\d.]+, but is "):
-        kind(**bad)

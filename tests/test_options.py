@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
+from derivations import root, series
 from fedbilevel.algorithms.aggitd import AggITD
 from fedbilevel.algorithms.commfedbio import CommFedBiOSketch
 from fedbilevel.algorithms.fednest import FedNest
@@ -17,7 +18,6 @@ from fedbilevel.algorithms.lfednest import LFedNest
 from fedbilevel.algorithms.mefbo import MeFBO
 from fedbilevel.algorithms.simfbo import ShroFBO, SimFBO
 from fedbilevel.compression import CountSketch, count_sketch
-from fedbilevel.engines.participation import Uniform
 from fedbilevel.engines.simulation import Simulation
 from fedbilevel.schedules import power
 from fedbilevel.tasks import Quadratic
@@ -35,16 +35,6 @@ def limit(problem: Quadratic, algorithm: fb.Algorithm, rounds: int) -> np.ndarra
 
 def linear_part(affine: Callable[[np.ndarray], np.ndarray], size: int) -> np.ndarray:
     return np.stack([affine(e) - affine(np.zeros(size)) for e in np.eye(size)], axis=1)
-
-
-def root(affine: Callable[[np.ndarray], np.ndarray], size: int) -> np.ndarray:
-    return np.linalg.solve(linear_part(affine, size), -affine(np.zeros(size)))
-
-
-def series(A: np.ndarray, step: float, terms: int) -> np.ndarray:
-    """step sum_{k < terms} (I - step A)^k, which tends to the inverse of A."""
-    powers = [np.linalg.matrix_power(np.eye(len(A)) - step * A, k) for k in range(terms)]
-    return step * np.sum(powers, axis=0)
 
 
 def pulls(q: Quadratic, y: np.ndarray) -> np.ndarray:
@@ -159,15 +149,6 @@ def test_sketches_are_kept_or_drawn_anew(fresh: bool) -> None:
         state = engine.advance(state, 1)
         seeds.append(int(state.server.seed))
     assert len(set(seeds)) == (4 if fresh else 1)
-
-
-@pytest.mark.parametrize(("steps", "r1", "r2"), [(5, 2, 3), (1, 7, 9)])
-def test_the_cost_of_sketches(steps: int, r1: int, r2: int) -> None:
-    algorithm = CommFedBiOSketch(local_steps=steps, columns=r1, rows=r2)
-    cost = fb.plan(SMALL, algorithm)
-    assert (cost.exchanges, cost.down, cost.up) == (3, P + D + r1, P + D + r1 * r2 + r2)
-    assert fb.plan(SMALL, algorithm, Uniform(1)).down == P + 2 * D + r1
-    assert cost.oracles == {"Gg": steps, "H": r1, "Gf": 1, "J": 1}
 
 
 # Numbers of local steps that differ.

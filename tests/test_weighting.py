@@ -124,25 +124,6 @@ def test_the_inner_step_is_drawn_uniformly() -> None:
     np.testing.assert_allclose(np.mean(close, axis=1), 1 / 3, atol=4 * np.sqrt(2 / 9 / 3000))
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"lr_upper": 0.0},
-        {"lr_lower": -1.0},
-        {"lr_adjoint": 0.0},
-        {"augmentation": -1.0},
-        {"inner_steps": 0},
-        {"radius": 0.0},
-    ],
-    ids=str,
-)
-def test_bad_hyper_parameters_are_refused(bad: dict[str, float]) -> None:
-    with pytest.raises(fb.FedbilevelError, match=rf"^PrimalDual: {next(iter(bad))} must be [^.]*[\d.]+, but is "):
-        PrimalDual(**bad)  # type: ignore
-    with pytest.raises(fb.FedbilevelError, match=r"^PrimalDual: iterate is last or random, not 'first'\.$"):
-        PrimalDual(iterate="first")
-
-
 def test_problems_that_do_not_fit_are_refused() -> None:
     for kind in (PrimalDual, AFL):
         with pytest.raises(fb.FedbilevelError, match=r"weighs clients: it needs a problem with weighting=True"):

@@ -8,6 +8,7 @@ sent. Scalars that only steer (a time, a flag) are not counted as floats, but th
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -316,6 +317,13 @@ class _PlannedClients(Clients):
 
 def trace(program: Program, data: Data) -> Plan:
     """The plan of a program. ``data`` may be arrays or shapes."""
+    leaves, structure = jax.tree.flatten(data)
+    return _trace(program, structure, tuple((jnp.shape(a), jnp.result_type(a)) for a in leaves))
+
+
+@lru_cache(maxsize=256)
+def _trace(program: Program, structure: Any, shapes: tuple[tuple[tuple[int, ...], Any], ...]) -> Plan:
+    data = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*shape) for shape in shapes])
     found: list[Plan] = []
     same_clients = isinstance(program.participation, Everyone)
 

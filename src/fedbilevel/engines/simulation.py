@@ -303,6 +303,11 @@ def _finite(server: Any) -> jax.Array:
     return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(server)]))
 
 
+def _strong(tree: Any) -> Any:
+    """Python numbers leave "weak" types behind, for which the same round would be compiled once more."""
+    return jax.tree.map(lambda a: lax.convert_element_type(a, a.dtype), tree)
+
+
 def _rows(tree: Any, ids: jax.Array) -> Any:
     return jax.tree.map(lambda a: a.at[ids].get(mode="clip"), tree)
 
@@ -346,6 +351,7 @@ def _start(program: SimulationProgram, exchanges: int, data: Data, key: Key, x: 
     server = algorithm.init(_Clients(program, data, data.weights, start_key, cohort, round, kept), x, y)
     if memory is not None:
         memory = _put_back(memory, cohort.ids, kept.rows)
+    server, memory = _strong((server, memory))
     return State(key, server, memory, jnp.asarray(0), _finite((server, memory)), round.served, round.calls)
 
 
@@ -363,7 +369,7 @@ def _advance(program: SimulationProgram, first_exchange: int, data: Data, state:
         round = _Round(state.served, state.calls, first_exchange, iter(program.loops[1]))
         kept = _Memory(memory)
         server = algorithm.round(_Clients(program, data, data.weights, work, cohort, round, kept), server)
-        memory = kept.rows if algorithm.remembers == "run" else None
+        server, memory = _strong((server, kept.rows if algorithm.remembers == "run" else None))
         finite = _finite((server, memory))
         if not everyone:
             server = _each_owned(lambda old, new: _put_back(old, cohort.ids, new), state.server, server)
