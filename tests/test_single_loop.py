@@ -58,6 +58,13 @@ def test_the_error_of_mefbo_falls_like_one_over_the_penalty() -> None:
     assert found[1] < 1e-3
 
 
+def test_the_error_of_f2sa_falls_like_one_over_the_penalty() -> None:
+    """Of its derived limit, to which the contract holds it."""
+    errors = [np.linalg.norm(derivations.f2sa(T1, penalty) - T1.solution()) for penalty in (1e2, 1e3, 1e4)]
+    assert errors[0] / errors[1] == pytest.approx(10, rel=0.05)
+    assert errors[1] / errors[2] == pytest.approx(10, rel=0.01)
+
+
 def test_penalties_leave_no_error_where_the_upper_gradient_vanishes() -> None:
     """On T2 grad_y f = 0 at the solution."""
     assert derivations.mefbo(T2, 10.0, 1.0) == pytest.approx(T2.solution())

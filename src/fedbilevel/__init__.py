@@ -33,7 +33,7 @@ from fedbilevel.algorithms import (
     StocBiO,
 )
 from fedbilevel.core import Algorithm, Client, Clients, Objective, Problem, Replies, parameter
-from fedbilevel.engines.participation import Independent
+from fedbilevel.engines.participation import Independent, Uniform
 from fedbilevel.engines.plan import plan
 from fedbilevel.errors import Diverged, FedbilevelError
 from fedbilevel.solve import Result, Stopped, solve
@@ -85,6 +85,7 @@ __all__ = [
     "StocBiO",
     "Stopped",
     "Task",
+    "Uniform",
     "Vector",
     "__version__",
     "diagnostics",

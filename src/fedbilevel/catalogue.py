@@ -41,7 +41,9 @@ def problem_class(kind: type[Algorithm]) -> str:
     """What an algorithm solves."""
     if not kind.bilevel:
         return "single level"
-    return "client weighting" if kind.weighting else f"{kind.lower_level} lower level"
+    if kind.weighting:
+        return "client weighting"
+    return f"{kind.lower_level} lower level" + (", client weighting" if kind.upper_at == "either" else "")
 
 
 def _loss(x: Any, y: Any, batch: Any) -> Any:
@@ -59,19 +61,32 @@ def _task(kind: type[Algorithm], p: int, d: int) -> Task:
     return Task(problem, [{"train": rows, "val": rows}] * clients, batch_size=None, server=server)
 
 
-def _linear(cost: Callable[[int, int], int]) -> str:
-    """The formula of a cost that is affine in p and d, found from three evaluations."""
+def _coefficients(cost: Callable[[int, int], int]) -> np.ndarray:
+    """Of p, d and 1 in a cost that is affine in p and d, found from three evaluations."""
     p, d = 300, 1000
     base = cost(p, d)
     of_p, of_d = cost(p + 1, d) - base, cost(p, d + 1) - base
-    terms = [(of_p, "p"), (of_d, "d"), (base - of_p * p - of_d * d, "")]
-    texts = [f"{count}{name}" if count != 1 or not name else name for count, name in terms if count]
-    return " + ".join(texts).replace("+ -", "- ") or "0"
+    return np.array([of_p, of_d, base - of_p * p - of_d * d])
+
+
+def _formula(fixed: np.ndarray, repeated: np.ndarray) -> str:
+    """A cost as people write it; N is how often a loop of random length is made.
+
+    >>> _formula(np.array([1, 2, 0]), np.array([0, 1, 0]))
+    'p + 2d + Nd'
+    """
+    terms = [
+        f"{'' if count == 1 and name else count}{name}"
+        for counts, names in ((fixed, ("p", "d", "")), (repeated, ("Np", "Nd", "N")))
+        for count, name in zip(counts.tolist(), names, strict=True)
+        if count
+    ]
+    return " + ".join(terms).replace("+ -", "- ") or "0"
 
 
 def traced(kind: type[Algorithm]) -> dict[str, str]:
     """Exchanges, floats and oracle calls per round and participating client, with default hyper-parameters; "random"
-    where they depend on how often a loop is made in this round.
+    where they depend on how often several loops of random length are made.
     """
     plans: dict[tuple[int, int], Plan] = {}
 
@@ -81,8 +96,9 @@ def traced(kind: type[Algorithm]) -> dict[str, str]:
         return plans[p, d]
 
     def text(quantity: Callable[[Plan], int]) -> str:
-        first, second = (_linear(lambda p, d, n=n: quantity(at(p, d).at(n))) for n in (1, 2))
-        return first if first == second else "random"
+        once, twice = (_coefficients(lambda p, d, n=n: quantity(at(p, d).at(n))) for n in (1, 2))
+        several = sum(e.times is None and not e.later for e in at(300, 1000).round) > 1
+        return "random" if several and np.any(once != twice) else _formula(2 * once - twice, twice - once)
 
     counts = ((name, text(lambda cost, name=name: cost.oracles[name])) for name in ORACLES)
     return {
@@ -95,7 +111,7 @@ def traced(kind: type[Algorithm]) -> dict[str, str]:
 
 def _sentences(text: str) -> list[str]:
     """Sentences end with a full stop before a capital letter or a word in code."""
-    return re.split(r"(?<=[.)])\s+(?=[A-Z`])", " ".join(text.split()))
+    return re.split(r"(?<=\.)\s+(?=[A-Z`])", " ".join(text.split()))
 
 
 def entry(name: str) -> Entry:
@@ -103,8 +119,8 @@ def entry(name: str) -> Entry:
     kind = ALGORITHMS[name]
     paragraphs = (inspect.getdoc(kind) or "").split("\n\n")
     title = " ".join(paragraphs[0].split()).split(": ", 1)[-1].rstrip(".")
-    citation = re.split(r"(?<=\d{4})(?=[.,:]|$)", " ".join(paragraphs[1].split()))[0].strip(".")
-    last = _sentences(paragraphs[-1])
+    citation = re.split(r"(?<=\d{4})(?=[,:;]|\.? |\.?$)", _sentences(paragraphs[1])[0])[0].strip(".")
+    last = _sentences(next(p for p in paragraphs if "per round" in p and "Assumes" in p))
     pick = lambda words: next((s for s in last if re.search(words, s)), "")
     return Entry(
         name=name,
@@ -113,8 +129,8 @@ def entry(name: str) -> Entry:
         problem=problem_class(kind),
         formula=last[0].rstrip("."),
         assumes=pick("^Assumes").removeprefix("Assumes ").rstrip("."),
-        exactness=pick(r"xact on|xact for|s exact|NOT exact|displaced|limit is|solution").rstrip("."),
-        source="reconstruction" if "reconstruction" in paragraphs[-1] else "follows the paper",
+        exactness=pick(r"[Ee]xact on|[Ee]xact for|s exact|NOT exact|^Exact|displaced?|limit is").rstrip("."),
+        source="reconstruction" if any("reconstruction" in s for s in last) else "follows the paper",
         **traced(kind),
     )
 
@@ -123,8 +139,9 @@ HEADER = """# Algorithms
 
 Made by `fedbilevel algorithms --markdown` from the code: do not edit. p is the dimension of x, d that of y. Costs are
 per round and participating client, with full participation, as tracing the code finds them with default
-hyper-parameters ("random": a loop of random length); the sections below have the formulas. Gf, Gg: gradients of the
-upper and lower loss; J: cross products; H: Hessian products. A vector that a client holds already is not sent again.
+hyper-parameters (N: how often a loop of random length is made; "random": several such loops); the sections below have
+the formulas. Gf, Gg: gradients of the upper and lower loss; J: cross products; H: Hessian products. A vector that a
+client holds already is not sent again.
 """
 
 

@@ -140,7 +140,7 @@ def run(
         if progress is not None:
             progress(None, len(planned))
         for panel, algorithm, seed in planned:
-            member = _member(comparison.experiment(panel, algorithm, seed), panel)
+            member = run_member(comparison.experiment(panel, algorithm, seed), panel)
             members.append(member)
             for row in member.result.history if member.result else []:
                 label = {"panel": panel.title, "algorithm": algorithm, "seed": seed}
@@ -153,7 +153,8 @@ def run(
     return Compared(comparison, members, folder, time.perf_counter() - began)
 
 
-def _member(experiment: Experiment, panel: Panel) -> Member:
+def run_member(experiment: Experiment, panel: Panel) -> Member:
+    """One run; a failure is a result, too."""
     task, algorithm = experiment.build()
     try:
         result = solve(task, algorithm, experiment.rounds, experiment.seed, experiment.participation())
@@ -204,6 +205,46 @@ def seconds(members: Sequence[Member]) -> float:
     return sum(member.result.seconds for member in members if member.result)
 
 
+TOY_STEPS: Mapping[tuple[str, int], Mapping[str, float]] = {
+    (setting, K): dict.fromkeys(("primal-dual", "gd", "fednest", "rfho", "sustain"), step)
+    for setting, step in (("without noise", 0.1), ("with noise", 0.003))
+    for K in (1, 5, 10)
+}
+
+
+def _toy() -> Comparison:
+    """Figures 1 and 2 of the primal-dual paper: section 5.1, N = 15, K = 1, 5, 10, 20 repetitions.
+
+    The paper gives no step sizes. Steps of the model and of the series are 0.04, below 1 / L for all repetitions; the
+    step of x is, for each algorithm, K and setting, the best of 0.3, 0.1, 0.03, 0.01, 0.003, 0.001 for f_0 after 400
+    rounds on the seeds 100, 101, 102, which are not among those compared. FedNest and SUSTAIN take the whole series
+    of K terms. With noise, half of the clients take part in every round.
+    """
+    panels = []
+    for setting, options, sample in (("without noise", {}, None), ("with noise", {"noise": "0.5"}, "0.5")):
+        for K in (1, 5, 10):
+            steps = {name: {"lr_upper": str(lr)} for name, lr in TOY_STEPS[setting, K].items()}
+            model = {"lr_lower": "0.04", "lr_adjoint": "0.04"}
+            forget = "0.3" if options else "1.0"
+            hyper = {
+                "primal-dual": {
+                    "inner_steps": str(K), "lr_lower": "0.02", "lr_adjoint": "0.05", "augmentation": "2.0"
+                },
+                "fednest": {
+                    "inner_rounds": str(K), "terms": str(K), "full_series": "true", "local_steps": "1", **model
+                },
+                "rfho": {"inner_rounds": str(K), "lr_lower": "0.04"},
+                "sustain": {
+                    "terms": str(K), "full_series": "true", "forget_upper": forget, "forget_lower": forget, **model
+                },
+                "gd": {"inner_rounds": str(K), "solver": "dense", "lr_lower": "0.04"},
+            }  # fmt: skip
+            merged = {name: {**hyper[name], **steps[name]} for name in hyper}
+            panels.append(Panel(f"{setting}, K = {K}", options, sample, merged))
+    names = ("primal-dual", "gd", "fednest", "rfho", "sustain")
+    return Comparison("client-weighting-toy", names, 400, range(20), panels)
+
+
 def parse_seeds(text: str) -> list[int]:
     """Seeds as people write them.
 
@@ -235,7 +276,8 @@ def plan(
     or all algorithms that fit.
     """
     settings = settings or {}
-    usual = TASKS[task].__dict__.get("comparison")
+    _ = TASKS[task]  # refuses unknown ones
+    usual = USUAL.get(task)
     if usual is None or algorithms == "all":
         made, _ = Experiment(
             task, settings={k: v for k, v in settings.items() if k.removeprefix("task.") in _options(task)}
@@ -255,3 +297,7 @@ def plan(
         panels,
         settings,
     )
+
+
+USUAL: Mapping[str, Comparison] = {"client-weighting-toy": _toy()}
+"""What a task is compared on if nothing else is asked for."""

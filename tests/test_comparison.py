@@ -1,0 +1,111 @@
+"""Comparisons: who takes part, what is shown, what happens to those who fail; and the catalogue of algorithms."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedbilevel as fb
+from fedbilevel import catalogue, comparison
+from test_cli import fedbilevel
+
+GLOBAL = {
+    "aggitd", "commfedbio", "commfedbio-sketch", "f2sa", "fedbio", "fedbioacc", "fedmbo", "fedmsa", "fednest", "gd",
+    "lfednest", "local-bsgvrm", "mefbo", "mrbo", "rfho", "shrofbo", "simfbo", "stocbio", "sustain",
+}  # fmt: skip
+LOCAL = {"distbio", "distbioacc", "fedbio-local", "fedbioacc-local"}
+WEIGHTING = {"afl", "primal-dual"}
+
+
+def test_who_fits() -> None:
+    assert {*GLOBAL, *LOCAL, *WEIGHTING, "fedavg"} == set(fb.ALGORITHMS)
+    assert set(comparison.fitting(fb.tasks.quadratic())) == GLOBAL
+    assert set(comparison.fitting(fb.tasks.quadratic("T4"))) == LOCAL
+    assert set(comparison.fitting(fb.tasks.quadratic("T5", clients=2))) == GLOBAL | WEIGHTING
+    assert comparison.plan("quadratic", "all").algorithms == comparison.plan("quadratic").algorithms
+
+
+def test_compare_shows_a_table_and_curves(tmp_path: Path) -> None:
+    """One member diverges, which the others do not mind; a setting may be for one algorithm only."""
+    done = fedbilevel(
+        "compare", "quadratic", "--algorithms", "fedbio,simfbo,lfednest", "--rounds", "300", "--set",
+        "fedbio.lr_upper=1000", "--set", "lr_adjoint=0.15", "--seeds", "0..1", "--out", "here", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = {line.split("│")[1].strip(): line for line in done.stdout.splitlines() if line.startswith("│")}
+    assert set(lines) == {"fedbio", "simfbo", "lfednest"}
+    assert "e-0" in lines["simfbo"].split("│")[2]
+    assert lines["fedbio"].split("│")[2].strip() == "-"
+    assert "fedbio (seed 0)" in done.stdout
+    assert "try a smaller lr_upper (now 1000)" in " ".join(done.stdout.split())
+    rows = [json.loads(line) for line in (tmp_path / "here" / "metrics.jsonl").read_text().splitlines()]
+    assert {(row["algorithm"], row["seed"]) for row in rows} == {(a, s) for a in ("simfbo", "lfednest") for s in (0, 1)}
+    assert all(row["floats"] == 5 * row["round"] * 2 * 16 for row in rows if row["algorithm"] == "simfbo")
+    assert (tmp_path / "here" / "curves.png").stat().st_size > 10_000
+    assert 'lr_adjoint = "0.15"' in (tmp_path / "here" / "config.toml").read_text()
+
+
+def test_compare_prints_json(tmp_path: Path) -> None:
+    done = fedbilevel("compare", "quadratic", "--algorithms", "fedbio", "--rounds", "50", "--json", cwd=tmp_path)
+    shown = json.loads(done.stdout.splitlines()[-1])
+    assert [row["algorithm"] for row in shown["rows"]] == ["fedbio"]
+    assert shown["rows"][0]["error"] < 1
+    assert Path(tmp_path / shown["folder"] / "curves.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["quadratic", "--algorithms", "fedboi"], "did you mean 'fedbio'"),
+        (["quadrat"], "did you mean 'quadratic'"),
+        (["quadratic", "--seeds", "four"], "seeds are written 0..4 or 0,3,7, not 'four'."),
+        (["quadratic", "--set", "lr_uper=1"], "did you mean 'lr_upper'"),
+        (["quadratic", "--algorithms", "fedbio", "--set", "fednest.terms=1"], "algorithm of this comparison"),
+        (["quadratic", "--algorithms", "fedbio-local", "--rounds", "2"], "local lower level"),
+        (["quadratic", "--algorithms", "fedbio", "--set", "lr_upper=1e9", "--rounds", "50"], "every run failed"),
+    ],
+)
+def test_bad_comparisons_are_one_sentence(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+    done = fedbilevel("compare", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_toy_shows_what_its_first_figure_claims() -> None:
+    """K = 1, without noise: the primal-dual method ends where GD does, the truncated methods do not; K = 10 brings
+    them closer."""
+    usual = comparison.plan("client-weighting-toy")
+    assert [panel.title for panel in usual.panels[::5]] == ["without noise, K = 1", "with noise, K = 10"]
+    assert len(usual.seeds) == 20
+    ends = {}
+    for panel in (usual.panels[0], usual.panels[2]):
+        for name in usual.algorithms:
+            member = comparison.run_member(usual.experiment(panel, name, 0), panel)
+            assert member.result is not None
+            ends[name, panel.title[-2:].strip()] = member.result.metrics["value"]
+    least = ends["gd", "10"]
+    for K in ("1", "10"):
+        assert ends["primal-dual", K] == pytest.approx(least, abs=2e-3)
+    for name in ("fednest", "rfho", "sustain"):
+        assert ends[name, "1"] - least > 0.005
+        assert abs(ends[name, "10"] - least) < 0.8 * (ends[name, "1"] - least)
+
+
+def test_the_catalogue_is_up_to_date() -> None:
+    """docs/algorithms.md is what 'fedbilevel algorithms --markdown' prints."""
+    text = (Path(__file__).parents[1] / "docs" / "algorithms.md").read_text()
+    assert text == catalogue.markdown()
+    for name in fb.ALGORITHMS:
+        assert f"## {name}\n" in text
+    assert not [line for line in text.splitlines() if line.startswith("|") and "|  |" in line]  # nothing is missing
+
+
+def test_bands_are_over_seeds() -> None:
+    runs = comparison.plan("quadratic", "fedbio", 10, "0,1")
+    members = [comparison.run_member(runs.experiment(runs.panels[0], "fedbio", s), runs.panels[0]) for s in (0, 1)]
+    mean, deviation = comparison.band(members, "error")
+    each = np.array([[row["error"] for row in m.result.history] for m in members if m.result])
+    np.testing.assert_allclose(mean, each.mean(axis=0))
+    np.testing.assert_allclose(deviation, np.abs(each[0] - each[1]) / np.sqrt(2))
