@@ -25,12 +25,15 @@ from fedbilevel.tasks import TASKS
 
 @dataclass(frozen=True)
 class Panel:
-    """One condition: options of the task, who takes part, and hyper-parameters by the name of the algorithm."""
+    """One condition: options of the task, who takes part, and hyper-parameters by the name of the algorithm;
+    ``samples`` are for algorithms that need another ``sample`` than the others.
+    """
 
     title: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
     sample: str | None = None
     hyper: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    samples: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,8 @@ class Comparison:
                 chosen[f"algorithm.{name}"] = text
             elif prefix in ("", "task", "algorithm") and name in known:
                 chosen[key] = text
-        return Experiment(self.task, algorithm, self.rounds, seed, panel.sample, chosen)
+        sample = panel.samples.get(algorithm, panel.sample)
+        return Experiment(self.task, algorithm, self.rounds, seed, sample, chosen)
 
     def check(self) -> None:
         """Refuse settings that nobody knows."""
@@ -168,6 +172,7 @@ def _config(comparison: Comparison) -> dict[str, Any]:
         {
             "title": p.title,
             "sample": p.sample or "everyone",
+            "samples": dict(p.samples),
             "options": dict(p.options),
             "hyper": {k: dict(v) for k, v in p.hyper.items()},
         }
@@ -206,25 +211,30 @@ def seconds(members: Sequence[Member]) -> float:
 
 
 TOY_STEPS: Mapping[tuple[str, int], Mapping[str, float]] = {
-    (setting, K): dict.fromkeys(("primal-dual", "gd", "fednest", "rfho", "sustain"), step)
-    for setting, step in (("without noise", 0.1), ("with noise", 0.003))
-    for K in (1, 5, 10)
+    ("without noise", 1): {"primal-dual": 0.03, "gd": 0.1, "fednest": 0.3, "rfho": 0.3, "sustain": 0.1},
+    ("without noise", 5): {"primal-dual": 0.3, "gd": 0.1, "fednest": 0.3, "rfho": 0.1, "sustain": 0.1},
+    ("without noise", 10): {"primal-dual": 0.1, "gd": 0.1, "fednest": 0.1, "rfho": 0.1, "sustain": 0.03},
+    ("with noise", 1): {"primal-dual": 0.003, "gd": 0.003, "fednest": 0.01, "rfho": 0.03, "sustain": 0.03},
+    ("with noise", 5): {"primal-dual": 0.003, "gd": 0.003, "fednest": 0.003, "rfho": 0.01, "sustain": 0.01},
+    ("with noise", 10): {"primal-dual": 0.003, "gd": 0.003, "fednest": 0.003, "rfho": 0.01, "sustain": 0.01},
 }
 
 
 def _toy() -> Comparison:
     """Figures 1 and 2 of the primal-dual paper: section 5.1, N = 15, K = 1, 5, 10, 20 repetitions.
 
-    The paper gives no step sizes. Steps of the model and of the series are 0.04, below 1 / L for all repetitions; the
-    step of x is, for each algorithm, K and setting, the best of 0.3, 0.1, 0.03, 0.01, 0.003, 0.001 for f_0 after 400
-    rounds on the seeds 100, 101, 102, which are not among those compared. FedNest and SUSTAIN take the whole series
-    of K terms. With noise, half of the clients take part in every round.
+    The paper gives no step sizes. Steps of the model and of the series are 0.04, below 1 / L for all repetitions, and
+    half of it with noise, where the sums over active clients have the factor N / |A|; the step of x is, for each
+    algorithm, K and setting, the best of 0.3, 0.1, 0.03, 0.01, 0.003, 0.001 for f_0 after 400 rounds on the seeds 100,
+    101, 102, which are not among those compared. FedNest and SUSTAIN take the whole series of K terms. With noise,
+    every client takes part in an exchange with probability 1/2; in a round of RFHO, whose clients keep something.
     """
     panels = []
-    for setting, options, sample in (("without noise", {}, None), ("with noise", {"noise": "0.5"}, "0.5")):
+    for setting, options, sample in (("without noise", {}, None), ("with noise", {"noise": "0.5"}, "0.5 resample")):
         for K in (1, 5, 10):
             steps = {name: {"lr_upper": str(lr)} for name, lr in TOY_STEPS[setting, K].items()}
-            model = {"lr_lower": "0.04", "lr_adjoint": "0.04"}
+            step = "0.02" if options else "0.04"
+            model = {"lr_lower": step, "lr_adjoint": step}
             forget = "0.3" if options else "1.0"
             hyper = {
                 "primal-dual": {
@@ -233,14 +243,14 @@ def _toy() -> Comparison:
                 "fednest": {
                     "inner_rounds": str(K), "terms": str(K), "full_series": "true", "local_steps": "1", **model
                 },
-                "rfho": {"inner_rounds": str(K), "lr_lower": "0.04"},
+                "rfho": {"inner_rounds": str(K), "lr_lower": step},
                 "sustain": {
                     "terms": str(K), "full_series": "true", "forget_upper": forget, "forget_lower": forget, **model
                 },
-                "gd": {"inner_rounds": str(K), "solver": "dense", "lr_lower": "0.04"},
+                "gd": {"inner_rounds": str(K), "solver": "dense", "lr_lower": step},
             }  # fmt: skip
             merged = {name: {**hyper[name], **steps[name]} for name in hyper}
-            panels.append(Panel(f"{setting}, K = {K}", options, sample, merged))
+            panels.append(Panel(f"{setting}, K = {K}", options, sample, merged, {"rfho": "0.5"} if options else {}))
     names = ("primal-dual", "gd", "fednest", "rfho", "sustain")
     return Comparison("client-weighting-toy", names, 400, range(20), panels)
 
@@ -288,7 +298,8 @@ def plan(
     names = [name.strip() for name in algorithms.split(",")] if algorithms not in (None, "all") else default.algorithms
     for name in names:
         _ = ALGORITHMS[name]  # refuses unknown ones
-    panels = default.panels if sample is None else [replace(panel, sample=sample) for panel in default.panels]
+    changed = [replace(panel, sample=sample, samples={}) for panel in default.panels]
+    panels = default.panels if sample is None else changed
     return Comparison(
         task,
         names,
