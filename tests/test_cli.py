@@ -79,7 +79,7 @@ def test_settings_reach_algorithm_and_task(tmp_path: Path) -> None:
         (["run", "quadratic", "--sample", "some"], "neither a number of clients"),
         (["run", "quadratic", "--sample", "1.5"], "a probability lies in (0, 1]"),
         (["run", "quadratic", "--rounds", "0"], "rounds must be at least 1"),
-        (["run", "quadratic", "--set", "variant=T9"], "variant is T1, T2, T3 or T4"),
+        (["run", "quadratic", "--set", "variant=T9"], "variant is T1, T2, T3, T4 or T5"),
         (["run", "quadratic", "--set", "variant=T4"], "is for problems with a global lower level"),
         (["run", "data-cleaning", "--clients", "1000"], "too few for 1000 clients"),
         (["plan", "fedbi"], "did you mean 'fedbio'?"),

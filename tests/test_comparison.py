@@ -57,7 +57,7 @@ def test_compare_prints_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["quadratic", "--algorithms", "fedboi"], "did you mean 'fedbio'"),
+        (["quadratic", "--algorithms", "fedboi"], "there is no algorithm called 'fedboi'"),
         (["quadrat"], "did you mean 'quadratic'"),
         (["quadratic", "--seeds", "four"], "seeds are written 0..4 or 0,3,7, not 'four'."),
         (["quadratic", "--set", "lr_uper=1"], "did you mean 'lr_upper'"),

@@ -82,29 +82,37 @@ def test_single_precision(entry: Entry) -> None:
     assert largest_difference(*ends) < 1e-4
 
 
-@EVERY
+@pytest.mark.parametrize(
+    "entry", [pytest.param(e, id=n) for n, e in CONTRACT.items() if not e.small.weighting]
+)  # the weights of identical clients are not determined
 def test_identical_clients_are_one_client(entry: Entry) -> None:
-    """With everybody, and with two of three: who takes part makes no difference."""
+    """With two of three, or all where clients remember: who takes part makes no difference."""
     algorithm = entry.small
-    if algorithm.weighting:
-        pytest.skip("weights of identical clients are not determined")
     many = problem_of(type(algorithm), T3)
     one = problem_of(type(algorithm), Quadratic(*(getattr(T3, k)[:1] for k in ("A", "B", "b", "P", "s", "R", "t"))))
     algorithm = replace(algorithm, movers=1) if hasattr(algorithm, "movers") else algorithm
     expected = fb.solve(one.task(), algorithm, rounds=10, every=10)
-    for sample in (None, *([2] if algorithm.remembers != "run" else [])):
-        found = fb.solve(many.task(), algorithm, rounds=10, every=10, sample=sample)
-        assert largest_difference(found.x, expected.x) < 1e-10
-        assert np.max(np.abs(np.asarray(found.y) - np.asarray(expected.y))) < 1e-10  # every row of it, if it is local
+    sample = None if algorithm.remembers == "run" else 2
+    found = fb.solve(many.task(), algorithm, rounds=10, every=10, sample=sample)
+    assert largest_difference(found.x, expected.x) < 1e-10
+    assert np.max(np.abs(np.asarray(found.y) - np.asarray(expected.y))) < 1e-10  # every row of it, if it is local
     assert np.max(np.abs(expected.y)) > 1e-3
 
 
-@pytest.mark.parametrize("name", [n for n, e in CONTRACT.items() if e.small.lower_level == "global"])
+FAST = {"fedbio", "fednest", "fedmbo", "simfbo"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=() if n in FAST else pytest.mark.slow)
+        for n, e in CONTRACT.items()
+        if e.small.lower_level == "global" and not e.small.weighting
+    ],
+)
 def test_a_private_upper_variable(name: str) -> None:
     """Engines agree where every client owns a block of x, and clients differ in size."""
     algorithm = CONTRACT[name].small
-    if algorithm.weighting:
-        pytest.skip("x holds the weights")
     task, cohort = sample_weights(), Everyone() if algorithm.remembers == "run" else Uniform(3)
     simulation, local = Simulation(task, algorithm, cohort), Local(task, algorithm, cohort)
     a, b = (engine.advance(engine.start(seed=3), 2) for engine in (simulation, local))

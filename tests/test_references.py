@@ -289,3 +289,12 @@ def test_what_rfho_cannot_do_is_refused() -> None:
     assert str(caught.value) == expected
     with pytest.raises(fb.FedbilevelError, match=r"^the clients of RFHO keep something here"):
         fb.plan(CLIENTS, RFHO(), Uniform(1, resample=True))
+
+
+@pytest.mark.parametrize("solver", ["cg", "dense"])
+def test_gd_does_not_divide_by_the_hessian_of_clients_without_weight(solver: str) -> None:
+    """Only a client of weight 0 takes part: there is nothing to learn from, and x stays."""
+    task, x = WeightedQuadratics.line(0.0, 1.0, 4.0).task(), np.array([0.0, 1.0, 0.0])
+    result = fb.solve(task, GD(solver=solver, solver_steps=2), rounds=2, x=x, sample=[0])
+    np.testing.assert_array_equal(result.x, x)
+    assert np.all(np.isfinite(result.y))
