@@ -15,6 +15,14 @@ from fedbilevel.engines.simulation import Simulation, traces
 from fedbilevel.tasks import Quadratic, WeightedQuadratics
 from helpers import identical, largest_difference, sample_weights
 
+FAST = {"fedbio", "fednest", "fedmbo", "simfbo", "primal-dual", "fedbio-local", "sustain"}
+
+
+def entry_of(name: str) -> Any:
+    """For tests of which CI runs a part, and -m slow the rest."""
+    return pytest.param(CONTRACT[name], id=name, marks=() if name in FAST else pytest.mark.slow)
+
+
 EVERY = pytest.mark.parametrize("entry", CONTRACT.values(), ids=CONTRACT.keys())
 
 
@@ -70,7 +78,7 @@ def test_engines_seeds_and_traces(entry: Entry) -> None:
     np.testing.assert_array_equal(ends[0].calls, end.calls)
 
 
-@EVERY
+@pytest.mark.parametrize("entry", [entry_of(n) for n in CONTRACT])
 def test_single_precision(entry: Entry) -> None:
     """The same numbers up to rounding, and nothing becomes double on the way."""
     ends = []
@@ -99,20 +107,13 @@ def test_identical_clients_are_one_client(entry: Entry) -> None:
     assert np.max(np.abs(expected.y)) > 1e-3
 
 
-FAST = {"fedbio", "fednest", "fedmbo", "simfbo"}
-
-
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=() if n in FAST else pytest.mark.slow)
-        for n, e in CONTRACT.items()
-        if e.small.lower_level == "global" and not e.small.weighting
-    ],
+    "entry",
+    [entry_of(n) for n, e in CONTRACT.items() if e.small.lower_level == "global" and not e.small.weighting],
 )
-def test_a_private_upper_variable(name: str) -> None:
+def test_a_private_upper_variable(entry: Entry) -> None:
     """Engines agree where every client owns a block of x, and clients differ in size."""
-    algorithm = CONTRACT[name].small
+    algorithm = entry.small
     task, cohort = sample_weights(), Everyone() if algorithm.remembers == "run" else Uniform(3)
     simulation, local = Simulation(task, algorithm, cohort), Local(task, algorithm, cohort)
     a, b = (engine.advance(engine.start(seed=3), 2) for engine in (simulation, local))

@@ -215,8 +215,8 @@ TOY_STEPS: Mapping[tuple[str, int], Mapping[str, float]] = {
     ("without noise", 5): {"primal-dual": 0.3, "gd": 0.1, "fednest": 0.3, "rfho": 0.1, "sustain": 0.1},
     ("without noise", 10): {"primal-dual": 0.1, "gd": 0.1, "fednest": 0.1, "rfho": 0.1, "sustain": 0.03},
     ("with noise", 1): {"primal-dual": 0.003, "gd": 0.003, "fednest": 0.01, "rfho": 0.03, "sustain": 0.03},
-    ("with noise", 5): {"primal-dual": 0.003, "gd": 0.003, "fednest": 0.003, "rfho": 0.01, "sustain": 0.01},
-    ("with noise", 10): {"primal-dual": 0.003, "gd": 0.003, "fednest": 0.003, "rfho": 0.01, "sustain": 0.01},
+    ("with noise", 5): {"primal-dual": 0.003, "gd": 0.003, "fednest": 0.01, "rfho": 0.01, "sustain": 0.01},
+    ("with noise", 10): {"primal-dual": 0.003, "gd": 0.003, "fednest": 0.003, "rfho": 0.003, "sustain": 0.01},
 }
 
 
