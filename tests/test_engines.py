@@ -130,10 +130,10 @@ def test_messages_of_the_wrong_shape_are_refused() -> None:
 def draws(cohort: Any, clients: int, times: int = 4000) -> np.ndarray:
     """How often each client was drawn, each time."""
     keys = jax.random.split(jax.random.key(0), times)
-    ids, active = jax.vmap(lambda k: cohort.draw(k, clients))(keys)
+    ids, times_drawn = jax.vmap(lambda k: cohort.draw(k, clients))(keys)
     taken = np.zeros((times, clients), int)
     rows = np.repeat(np.arange(times), ids.shape[1]).reshape(ids.shape)
-    mask = np.ones(ids.shape, bool) if active is None else np.asarray(active)
+    mask = np.ones(ids.shape, bool) if times_drawn is None else np.asarray(times_drawn) > 0
     np.add.at(taken, (rows[mask], np.asarray(ids)[mask]), 1)
     return taken
 

@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-from fedbilevel import diagnostics, schedules, tasks, vectors
+from fedbilevel import data, diagnostics, schedules, tasks, vectors
 from fedbilevel.algorithms import (
     AFL,
     ALGORITHMS,
@@ -88,6 +88,7 @@ __all__ = [
     "Uniform",
     "Vector",
     "__version__",
+    "data",
     "diagnostics",
     "parameter",
     "plan",

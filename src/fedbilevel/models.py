@@ -1,6 +1,10 @@
-"""Models as pairs of functions on pytrees: ``init(key) -> parameters`` and ``apply(parameters, inputs) -> outputs``."""
+"""Models as pairs of functions on pytrees: ``init(key) -> parameters`` and ``apply(parameters, inputs) -> outputs``.
 
-from collections.abc import Callable
+Images are arrays (rows, height, width, channels). Those of type uint8 may stay so until the batch: ``apply`` scales
+them to [0, 1].
+"""
+
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -8,6 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel.core import Key, Tree
+from fedbilevel.errors import FedbilevelError, Names
+
+Layer = dict[str, jax.Array]
 
 
 class Model(NamedTuple):
@@ -17,26 +24,245 @@ class Model(NamedTuple):
     apply: Callable[[Tree, jax.Array], jax.Array]
 
 
-@cache  # equal models are the same object, so that tasks made twice share their compiled code
-def mlp(*widths: int) -> Model:
-    """Fully connected layers of these widths, inputs and outputs included, with ReLU in between (He initialisation).
+def _he(key: Key, shape: tuple[int, ...], fan_in: int) -> Layer:
+    """Normal weights of variance 2 / fan_in, which keeps the scale through ReLU; no bias."""
+    return {"w": jax.random.normal(key, shape) * (2 / fan_in) ** 0.5, "b": jnp.zeros(shape[-1])}
+
+
+def _pytorch(key: Key, shape: tuple[int, ...], fan_in: int) -> Layer:
+    """What PyTorch does unless told otherwise: weights and biases uniform in +- 1 / sqrt(fan_in)."""
+    bound, (of_weight, of_bias) = fan_in**-0.5, jax.random.split(key)
+    return {
+        "w": jax.random.uniform(of_weight, shape, minval=-bound, maxval=bound),
+        "b": jax.random.uniform(of_bias, shape[-1:], minval=-bound, maxval=bound),
+    }
+
+
+INITIALISATIONS: Names[Callable[[Key, tuple[int, ...], int], Layer]] = Names(
+    "initialisation", {"he": _he, "pytorch": _pytorch}
+)
+"""How the weights of a layer are drawn, by name."""
+
+
+def mlp(*widths: int, initial: str = "he") -> Model:
+    """Fully connected layers of these widths, inputs and outputs included, with ReLU in between.
+
+    Inputs with more than two axes, such as images, are flattened.
 
     >>> net = mlp(64, 32, 10)
     >>> net.apply(net.init(jax.random.key(0)), jnp.ones((5, 64))).shape
     (5, 10)
-    """
 
-    def init(key: Key) -> list[dict[str, jax.Array]]:
-        layers = zip(jax.random.split(key, len(widths) - 1), widths[:-1], widths[1:], strict=True)
-        return [{"w": jax.random.normal(k, (i, o)) * (2 / i) ** 0.5, "b": jnp.zeros(o)} for k, i, o in layers]
+    Args:
+        widths: at least two.
+        initial: "he" or "pytorch".
+    """
+    if len(widths) < 2 or min(widths) < 1:
+        raise FedbilevelError(
+            f"mlp: give at least the widths of the inputs and the outputs, all positive, not {widths}."
+        )
+    return _mlp(widths, initial)
+
+
+@cache  # equal models are the same object, so that tasks made twice share their compiled code
+def _mlp(widths: tuple[int, ...], initial: str) -> Model:
+    draw = INITIALISATIONS[initial]
+
+    def init(key: Key) -> list[Layer]:
+        return _dense_init(key, widths, draw)
 
     def apply(parameters: Any, inputs: jax.Array) -> jax.Array:
-        *hidden, last = parameters
-        for layer in hidden:
-            inputs = jax.nn.relu(inputs @ layer["w"] + layer["b"])
-        return inputs @ last["w"] + last["b"]
+        inputs = scaled(inputs, parameters[0]["w"].dtype)
+        return _dense_apply(parameters, inputs if inputs.ndim <= 2 else inputs.reshape(len(inputs), -1))
 
     return Model(init, apply)
+
+
+def logistic_regression(features: int, classes: int, initial: str = "he") -> Model:
+    """One linear layer: an ``mlp`` with nothing hidden; use it with ``cross_entropy``."""
+    return mlp(features, classes, initial=initial)
+
+
+def lenet5(shape: Sequence[int] = (28, 28, 1), classes: int = 10, initial: str = "he") -> Model:
+    """LeNet-5 as it is used today: two 5 x 5 convolutions of 6 and 16 filters, each with ReLU and 2 x 2 max-pooling,
+    then fully connected layers of 120, 84 and ``classes`` outputs.
+
+    LeCun et al. (1998) had tanh, trained averages as pooling, a sparse second convolution and a radial output; none
+    of the papers on federated bilevel optimization means that.
+
+    Args:
+        shape: height, width and channels of an image. 28 x 28 pixels are padded by 2, as the original was fed; 32 x 32
+            are not.
+        classes: number of outputs.
+        initial: "he" or "pytorch".
+    """
+    shape = tuple(shape)
+    if len(shape) != 3 or shape[:2] not in ((28, 28), (32, 32)):
+        raise FedbilevelError(
+            f"lenet5: images are 28 x 28 or 32 x 32, shape (28, 28, channels) for instance, not {shape}."
+        )
+    return _lenet5(shape, classes, initial)
+
+
+@cache
+def _lenet5(shape: tuple[int, ...], classes: int, initial: str) -> Model:
+    draw = INITIALISATIONS[initial]
+    padding = 2 if shape[0] == 28 else 0
+
+    def init(key: Key) -> dict[str, list[Layer]]:
+        of_first, of_second, of_dense = jax.random.split(key, 3)
+        first, second = (5, 5, shape[2], 6), (5, 5, 6, 16)
+        convolutions = [draw(of_first, first, 25 * shape[2]), draw(of_second, second, 25 * 6)]
+        return {"conv": convolutions, "dense": _dense_init(of_dense, (400, 120, 84, classes), draw)}
+
+    def apply(parameters: Any, images: jax.Array) -> jax.Array:
+        first, second = parameters["conv"]
+        hidden = scaled(images, first["w"].dtype)
+        hidden = _pooled_relu(convolve(hidden, first["w"], padding=padding), first["b"])
+        hidden = _pooled_relu(convolve(hidden, second["w"]), second["b"])
+        return _dense_apply(parameters["dense"], hidden.reshape(len(hidden), -1))
+
+    return Model(init, apply)
+
+
+def cnn7(classes: int = 10, initial: str = "he") -> Model:
+    """The 7-layer CNN for CIFAR-10 of the MeFBO paper (appendix F): LeNet-5 on images of 32 x 32 x 3.
+
+    The paper only says "a 7-layer CNN (LeCun et al., 1998)". That article counts seven layers in LeNet-5, two of them
+    pooling, and the published code of FedNest, from which these experiments descend, has just that network.
+    """
+    return lenet5((32, 32, 3), classes, initial)
+
+
+def conv4(
+    shape: Sequence[int] = (28, 28, 1),
+    outputs: int | None = None,
+    filters: int = 64,
+    norm: str = "none",
+    initial: str = "he",
+) -> Model:
+    """The network of few-shot learning: four blocks of a 3 x 3 convolution (padded by 1), ReLU and 2 x 2 max-pooling.
+
+    The FedBiOAcc paper (appendix B.2) names "a 4-layer convolutional neural network where each convolutional layer has
+    64 filters of 3 x 3" and cites Finn et al. (2017), whose blocks also have batch normalization: ``norm="batch"``. It
+    uses mean and variance of the batch at hand, always. The loss of a row then depends on the other rows, and a
+    mini-batch is no longer an unbiased sample of all rows; hence it is not the default.
+
+    Args:
+        shape: height, width and channels of an image, at least 16 x 16.
+        outputs: None returns the features (64 for 28 x 28 pixels, 1600 for 84 x 84), a number adds a linear layer.
+        filters: of every convolution.
+        norm: "none" or "batch".
+        initial: "he" or "pytorch".
+    """
+    shape = tuple(shape)
+    if len(shape) != 3 or min(shape[:2]) < 16:
+        raise FedbilevelError(f"conv4: images are at least 16 x 16, shape (28, 28, 1) for instance, not {shape}.")
+    if norm not in ("none", "batch"):
+        raise FedbilevelError(f"conv4: norm is 'none' or 'batch', not {norm!r}.")
+    return _conv4(shape, outputs, filters, norm, initial)
+
+
+@cache
+def _conv4(shape: tuple[int, ...], outputs: int | None, filters: int, norm: str, initial: str) -> Model:
+    draw = INITIALISATIONS[initial]
+    features = (shape[0] // 16) * (shape[1] // 16) * filters
+
+    def init(key: Key) -> dict[str, list[Layer]]:
+        *of_blocks, of_dense = jax.random.split(key, 5)
+        channels = (shape[2], filters, filters, filters)
+        blocks = [draw(k, (3, 3, c, filters), 9 * c) for k, c in zip(of_blocks, channels, strict=True)]
+        if norm == "batch":
+            blocks = [{**block, "scale": jnp.ones(filters), "shift": jnp.zeros(filters)} for block in blocks]
+        head = [] if outputs is None else _dense_init(of_dense, (features, outputs), draw)
+        return {"conv": blocks, "dense": head}
+
+    def apply(parameters: Any, images: jax.Array) -> jax.Array:
+        hidden = scaled(images, parameters["conv"][0]["w"].dtype)
+        for block in parameters["conv"]:
+            hidden = convolve(hidden, block["w"], padding=1)
+            if norm == "batch":
+                hidden = batch_norm(hidden + block["b"], block["scale"], block["shift"])
+                hidden = max_pool(jax.nn.relu(hidden))
+            else:
+                hidden = _pooled_relu(hidden, block["b"])
+        hidden = hidden.reshape(len(hidden), -1)
+        return hidden if outputs is None else _dense_apply(parameters["dense"], hidden)
+
+    return Model(init, apply)
+
+
+def convolve(images: jax.Array, filters: jax.Array, stride: int = 1, padding: int = 0) -> jax.Array:
+    """The cross-correlation of images (rows, height, width, channels) with filters (height, width, channels, outputs).
+
+    What others call a convolution, as one matrix product of all patches with all filters. XLA's own convolution is many
+    times slower on the CPU inside a compiled loop, and becomes a grouped one where every client has its own filters.
+
+    >>> convolve(jnp.ones((2, 8, 8, 3)), jnp.ones((3, 3, 3, 4)), stride=2, padding=1).shape
+    (2, 4, 4, 4)
+
+    Args:
+        images: floats.
+        filters: as many channels as the images.
+        stride: pixels from one patch to the next, down and to the right.
+        padding: zeros added on all four sides.
+    """
+    tall, wide, channels, outputs = filters.shape
+    if images.ndim != 4 or images.shape[3] != channels:
+        raise FedbilevelError(f"convolve: images of shape {images.shape} do not fit filters of shape {filters.shape}.")
+    if padding:
+        images = jnp.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+    rows, height, width, _ = images.shape
+    if height < tall or width < wide:
+        raise FedbilevelError(
+            f"convolve: images of {height} x {width} (padded) are smaller than filters {tall} x {wide}."
+        )
+    down, across = height - tall + 1, width - wide + 1
+    shifted = [images[:, i : i + down : stride, j : j + across : stride] for i in range(tall) for j in range(wide)]
+    patches = jnp.concatenate(shifted, axis=3)
+    _, high, long, size = patches.shape
+    return (patches.reshape(-1, size) @ filters.reshape(size, outputs)).reshape(rows, high, long, outputs)
+
+
+def max_pool(images: jax.Array, size: int = 2) -> jax.Array:
+    """The maximum of every square of this size; a rest at the lower or right border is dropped.
+
+    >>> max_pool(jnp.arange(16.0).reshape(1, 4, 4, 1))[0, :, :, 0].tolist()
+    [[5.0, 7.0], [13.0, 15.0]]
+    """
+    rows, height, width, channels = images.shape
+    high, long = height // size, width // size
+    squares = images[:, : high * size, : long * size].reshape(rows, high, size, long, size, channels)
+    return squares.max((2, 4))
+
+
+def batch_norm(images: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
+    """Every channel with the mean ``shift`` and the standard deviation ``scale`` over this batch and all pixels."""
+    mean = images.mean((0, 1, 2))
+    variance = jnp.square(images - mean).mean((0, 1, 2))
+    return (images - mean) * (scale * jax.lax.rsqrt(variance + 1e-5)) + shift
+
+
+def scaled(inputs: jax.Array, kind: Any = jnp.float32) -> jax.Array:
+    """Pixels of type uint8 as numbers from 0 to 1 of this type; anything else as it is."""
+    return inputs.astype(kind) / 255 if inputs.dtype == jnp.uint8 else inputs
+
+
+def _pooled_relu(images: jax.Array, bias: jax.Array) -> jax.Array:
+    """``max_pool(relu(images + bias))``. Pooling first gives the same numbers, with a quarter of the work after it."""
+    return jax.nn.relu(max_pool(images) + bias)
+
+
+def _dense_init(key: Key, widths: Sequence[int], draw: Callable[..., Layer]) -> list[Layer]:
+    keys = jax.random.split(key, len(widths) - 1)
+    return [draw(k, (i, o), i) for k, i, o in zip(keys, widths[:-1], widths[1:], strict=True)]
+
+
+def _dense_apply(layers: Sequence[Layer], inputs: jax.Array) -> jax.Array:
+    *hidden, last = layers
+    for layer in hidden:
+        inputs = jax.nn.relu(inputs @ layer["w"] + layer["b"])
+    return inputs @ last["w"] + last["b"]
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:

@@ -1,0 +1,62 @@
+"""Real data: load a set, divide it among clients, spoil it on purpose, and see who has what.
+
+    data = fb.data.load("mnist")
+    parts = fb.data.shards(data.train.labels, clients=100, seed=0)
+    print(fb.data.describe(parts, data.train.labels))
+
+A partition is a list of index arrays; nothing is copied for a client. Where files come from says
+`fedbilevel.data.sources`.
+"""
+
+from fedbilevel.data.noise import corrupt, long_tail
+from fedbilevel.data.partition import by_class, counts, describe, dirichlet, heat_map, iid, natural, shards, split
+from fedbilevel.data.sets import (
+    SETS,
+    DataSet,
+    Samples,
+    Scaling,
+    adult,
+    breast_cancer,
+    cifar_10,
+    digits,
+    fashion_mnist,
+    heart_disease,
+    load,
+    mini_imagenet,
+    mnist,
+    omniglot,
+    rotated,
+)
+from fedbilevel.data.sources import Source, cache_folder, find
+
+__all__ = [
+    "SETS",
+    "DataSet",
+    "Samples",
+    "Scaling",
+    "Source",
+    "adult",
+    "breast_cancer",
+    "by_class",
+    "cache_folder",
+    "cifar_10",
+    "corrupt",
+    "counts",
+    "describe",
+    "digits",
+    "dirichlet",
+    "fashion_mnist",
+    "find",
+    "heart_disease",
+    "heat_map",
+    "iid",
+    "load",
+    "long_tail",
+    "mini_imagenet",
+    "mnist",
+    "natural",
+    "omniglot",
+    "rotated",
+    "shards",
+    "split",
+]
