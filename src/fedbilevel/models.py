@@ -129,7 +129,7 @@ def cnn7(classes: int = 10, initial: str = "he") -> Model:
     """The 7-layer CNN for CIFAR-10 of the MeFBO paper (appendix F): LeNet-5 on images of 32 x 32 x 3.
 
     The paper only says "a 7-layer CNN (LeCun et al., 1998)". That article counts seven layers in LeNet-5, two of them
-    pooling, and the published code of FedNest, from which these experiments descend, has just that network.
+    pooling, and the published code of FedNest, of the same field, has just that network.
     """
     return lenet5((32, 32, 3), classes, initial)
 
