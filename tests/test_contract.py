@@ -90,9 +90,8 @@ def test_single_precision(entry: Entry) -> None:
     assert largest_difference(*ends) < 1e-4
 
 
-@pytest.mark.parametrize(
-    "entry", [pytest.param(e, id=n) for n, e in CONTRACT.items() if not e.small.weighting]
-)  # the weights of identical clients are not determined
+# The weights of identical clients are not determined.
+@pytest.mark.parametrize("entry", [entry_of(n) for n, e in CONTRACT.items() if not e.small.weighting])
 def test_identical_clients_are_one_client(entry: Entry) -> None:
     """With two of three, or all where clients remember: who takes part makes no difference."""
     algorithm = entry.small

@@ -9,10 +9,16 @@ import derivations
 import fedbilevel as fb
 from contract import CONTRACT, PROX, T1, T5, Limit
 
-LIMITS = [(name, limit) for name, entry in CONTRACT.items() for limit in entry.limits]
+LIMITS = [
+    pytest.param(
+        name, limit, id=f"{name}: {limit.name}", marks=pytest.mark.slow if limit.name.endswith("60 terms") else ()
+    )
+    for name, entry in CONTRACT.items()
+    for limit in entry.limits
+]
 
 
-@pytest.mark.parametrize(("name", "limit"), LIMITS, ids=[f"{name}: {limit.name}" for name, limit in LIMITS])
+@pytest.mark.parametrize(("name", "limit"), LIMITS)
 def test_limits(name: str, limit: Limit) -> None:
     result = fb.solve(limit.problem.task(), limit.algorithm, rounds=limit.rounds, every=limit.rounds)
     np.testing.assert_allclose(np.asarray(result.x), limit.expected, atol=limit.tolerance)

@@ -100,6 +100,7 @@ def test_private_blocks_are_the_shared_vector_with_larger_steps(kind: Any) -> No
     assert np.max(np.abs(b.x)) > 0.1
 
 
+@pytest.mark.slow
 def test_batching_does_not_matter(steps: dict[str, float]) -> None:
     task = sample_weights()
     for sample in (None, fb.Independent(0.4)):
