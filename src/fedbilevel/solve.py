@@ -228,7 +228,10 @@ def _diverged(algorithm: Algorithm, state: Any) -> Diverged:
             bad.append(jax.tree_util.keystr(path, simple=True, separator="."))
     known = {f.name for f in fields(algorithm)}
     steps = dict.fromkeys(STEP_OF.get(name.rsplit(".", 1)[-1], "") for name in bad)
-    advice = ", ".join(f"{step} (now {getattr(algorithm, step):g})" for step in steps if step in known)
+    now = {step: getattr(algorithm, step) for step in steps if step in known}
+    advice = ", ".join(
+        f"{step} (now {v:g})" if isinstance(v, int | float) else f"{step} (now {v})" for step, v in now.items()
+    )
     text = (
         f"round {int(state.round)}: {' and '.join(bad)} became NaN or infinite: "
         f"try a smaller {advice or 'step size'}, or check that the losses are finite."
