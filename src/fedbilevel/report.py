@@ -51,7 +51,7 @@ def comparison(compared: Compared, panel: Panel) -> Table:
     title = f"{compared.comparison.task}{': ' + panel.title if panel.title else ''}, {_seeds(compared)}"
     shown = Table(title=title, title_justify="left")
     for heading in ("", *headline.values(), "rounds", "floats", "Gf/Gg/J/H", "sec"):
-        shown.add_column(heading, justify="right" if heading else "left", no_wrap=not heading)
+        shown.add_column(heading, justify="right" if heading else "left", no_wrap=not heading, overflow="fold")
     for algorithm in compared.comparison.algorithms:
         members = compared.of(panel, algorithm)
         done = [m for m in members if m.result]
