@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import fedbilevel as fb
-from fedbilevel.tasks.data_cleaning import corrupt
+from fedbilevel.data import corrupt
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_no_image_serves_twice() -> None:
 
 def test_corruption_is_exact_and_always_wrong() -> None:
     labels = np.random.default_rng(0).integers(0, 10, 1000)
-    given, wrong = corrupt(labels, 0.4, np.random.default_rng(1))
+    given, wrong = corrupt(labels, 0.4, 10, np.random.default_rng(1))
     assert wrong.sum() == 400
     assert ((given != labels) == wrong).all()
 

@@ -26,7 +26,7 @@ def imports(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("path", sorted((SOURCE / "algorithms").glob("[a-z]*.py")), ids=lambda p: p.stem)
 def test_algorithms_import_only_the_vocabulary(path: Path) -> None:
-    mathematics = {"averages", "compression", "hypergradient", "neumann", "schedules", "vectors"}
+    mathematics = {"averages", "compression", "descent", "hypergradient", "neumann", "schedules", "vectors"}
     assert imports(path) <= {"core", "errors", *mathematics}
 
 

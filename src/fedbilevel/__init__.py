@@ -32,12 +32,12 @@ from fedbilevel.algorithms import (
     SimFBO,
     StocBiO,
 )
-from fedbilevel.core import Algorithm, Client, Clients, Objective, Problem, Replies, parameter
+from fedbilevel.core import Algorithm, Client, Clients, Lookup, Objective, Problem, Replies, parameter
 from fedbilevel.engines.participation import Independent, Uniform
 from fedbilevel.engines.plan import plan
 from fedbilevel.errors import Diverged, FedbilevelError
 from fedbilevel.solve import Result, Stopped, solve
-from fedbilevel.task import Reference, Task
+from fedbilevel.task import Details, Reference, Task
 from fedbilevel.tasks import TASKS
 from fedbilevel.vectors import Vector
 
@@ -58,6 +58,7 @@ __all__ = [
     "Clients",
     "CommFedBiO",
     "CommFedBiOSketch",
+    "Details",
     "DistBiO",
     "DistBiOAcc",
     "Diverged",
@@ -73,6 +74,7 @@ __all__ = [
     "Independent",
     "LFedNest",
     "LocalBSGVRM",
+    "Lookup",
     "MeFBO",
     "Objective",
     "PrimalDual",

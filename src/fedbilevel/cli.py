@@ -42,8 +42,8 @@ Sample = Annotated[
 ]
 
 
-def _settings(pairs: list[str] | None, clients: int | None) -> dict[str, str]:
-    settings = {} if clients is None else {"clients": str(clients)}
+def _settings(pairs: list[str] | None, clients: int | None = None, data: str | None = None) -> dict[str, str]:
+    settings = {name: str(value) for name, value in (("clients", clients), ("data", data)) if value is not None}
     for pair in pairs or []:
         key, equals, value = pair.partition("=")
         if not equals or not key:
@@ -55,8 +55,11 @@ def _settings(pairs: list[str] | None, clients: int | None) -> dict[str, str]:
 @app.command()
 def run(
     task: Annotated[str, typer.Argument(help="Name of a task, see 'fedbilevel tasks'.")],
-    algorithm: Annotated[str, typer.Option(help="Name of an algorithm, see 'fedbilevel algorithms'.")] = "fedbioacc",
-    rounds: Annotated[int, typer.Option(help="Number of rounds.")] = 200,
+    algorithm: Annotated[
+        str | None, typer.Option(help="Name of an algorithm, see 'fedbilevel algorithms'; default: the task's.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="Name of a data set, see 'fedbilevel tasks TASK'.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds; default: the task's.")] = None,
     clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
     sample: Sample = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
@@ -67,11 +70,11 @@ def run(
     ] = False,
 ) -> None:
     """Run an algorithm on a task and write a folder with everything that came out."""
-    experiment = experiments.Experiment(task, algorithm, rounds, seed, sample, _settings(set_, clients))
+    experiment = experiments.Experiment(task, algorithm, rounds, seed, sample, _settings(set_, clients, data))
     try:
         if as_json:
             finished = experiments.run(experiment, out)
-            report.curves(finished)
+            report.pictures(finished)
             print(json.dumps(experiments.plain_json(finished.summary)))
         else:
             _run_and_show(experiment, out)
@@ -94,16 +97,18 @@ def _run_and_show(experiment: experiments.Experiment, out: Path | None) -> None:
     with Progress(*columns, console=console) as bars:
         shown: dict[str, Any] = {}
 
-        def progress(label: str, row: dict[str, Any] | None) -> None:
+        def progress(label: str, rounds: int, row: dict[str, Any] | None) -> None:
             if row is None:
-                shown[label] = bars.add_task(label, total=experiment.rounds, seen="compiling ...")
+                shown[label] = bars.add_task(label, total=rounds, seen="compiling ...")
                 return
             seen = "  ".join(f"{name} {row[name]:.3g}" for name in ("accuracy", "auc", "error") if name in row)
             bars.update(shown[label], completed=row["round"], seen=seen)
 
         finished = experiments.run(experiment, out, progress)
-    report.curves(finished)
+    report.pictures(finished)
     console.print(report.table(finished))
+    if finished.task.details is not None:
+        console.print(report.details(finished))
     files = ", ".join(sorted(path.name for path in finished.folder.iterdir()))
     console.print(f"Results in [bold]{finished.folder}[/bold]: {files}", soft_wrap=True, highlight=False)
 
@@ -122,7 +127,7 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, and no progress bar.")] = False,
 ) -> None:
     """Run several algorithms on a task: a table, and curves against rounds and against floats sent."""
-    comparison = comparisons.plan(task, algorithms, rounds, seeds, sample, _settings(set_, None))
+    comparison = comparisons.plan(task, algorithms, rounds, seeds, sample, _settings(set_))
     if as_json:
         compared = comparisons.run(comparison, out)
     else:
@@ -177,8 +182,12 @@ def algorithms(
 
 
 @app.command()
-def tasks() -> None:
-    """List the tasks and their options."""
+def tasks(name: Annotated[str | None, typer.Argument(help="Show this one with its options.")] = None) -> None:
+    """List the tasks, or explain one."""
+    if name is not None:
+        console.print(inspect.getdoc(inspect.getmodule(TASKS[name])), highlight=False, markup=False)
+        console.print("\n" + (inspect.getdoc(TASKS[name]) or ""), highlight=False, markup=False)
+        return
     table = Table("task", "what it is", "options (defaults)")
     for name, make in TASKS.items():
         table.add_row(
@@ -204,7 +213,7 @@ def show_plan(
 ) -> None:
     """What a round costs each client, found by tracing: exchanges, floats, oracle calls. Nothing is run."""
     experiment = experiments.Experiment(task, algorithm, sample=sample, settings=_settings(set_, clients))
-    made, chosen = experiment.build()
+    experiment, made, chosen = experiment.build()
     cohort = participation(experiment.participation(), len(made.clients))
     cost = plan(made, chosen, cohort)
     if as_json:

@@ -159,19 +159,20 @@ def run(
 
 def run_member(experiment: Experiment, panel: Panel) -> Member:
     """One run; a failure is a result, too."""
-    task, algorithm = experiment.build()
+    experiment, task, algorithm = experiment.build()
+    name, rounds, seed = experiment.algorithm or task.algorithm, experiment.rounds or task.rounds, experiment.seed
     try:
-        result = solve(task, algorithm, experiment.rounds, experiment.seed, experiment.participation())
+        result = solve(task, algorithm, rounds, seed, experiment.participation())
     except Diverged as error:
-        return Member(panel, experiment.algorithm, experiment.seed, task, None, str(error))
-    return Member(panel, experiment.algorithm, experiment.seed, task, result)
+        return Member(panel, name, seed, task, None, str(error))
+    return Member(panel, name, seed, task, result)
 
 
 def _config(comparison: Comparison) -> dict[str, Any]:
     panels = [
         {
             "title": p.title,
-            "sample": p.sample or "everyone",
+            "sample": p.sample or "as the task suggests",
             "samples": dict(p.samples),
             "options": dict(p.options),
             "hyper": {k: dict(v) for k, v in p.hyper.items()},
@@ -292,10 +293,10 @@ def plan(
     _ = TASKS[task]  # refuses unknown ones
     usual = USUAL.get(task)
     if usual is None or algorithms == "all":
-        made, _ = Experiment(
+        made = Experiment(
             task, settings={k: v for k, v in settings.items() if k.removeprefix("task.") in _options(task)}
         ).build()
-        default = Comparison(task, fitting(made), panels=[Panel(sample=sample)])
+        default = Comparison(task, fitting(made.task), made.task.rounds, panels=[Panel(sample=sample)])
     else:
         default = usual
     names = [name.strip() for name in algorithms.split(",")] if algorithms not in (None, "all") else default.algorithms

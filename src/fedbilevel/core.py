@@ -99,6 +99,54 @@ def mean_type(kind: Any) -> Any:
     return kind if jnp.issubdtype(kind, jnp.floating) else jnp.result_type(float)
 
 
+@jax.tree_util.register_pytree_node_class
+@dataclass(frozen=True, eq=False)
+class Lookup:
+    """Rows of a table that is in memory once, however many clients use it: row i is ``table[index[i]]``.
+
+    Where a row is one image, ``index`` has one axis; where a row is a group of images, such as the samples of a
+    few-shot task, it has more.
+
+    >>> images = jnp.arange(12).reshape(4, 3)
+    >>> Lookup(images, jnp.array([[2, 0], [0, 3]])).shape
+    (2, 2, 3)
+    """
+
+    table: Any
+    index: Any
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.index.shape, *self.table.shape[1:])
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __getitem__(self, rows: Any) -> Any:
+        return self.table[self.index[rows]]
+
+    def tree_flatten(self) -> tuple[Any, None]:
+        return (self.table, self.index), None
+
+    @classmethod
+    def tree_unflatten(cls, aux: None, children: Any) -> "Lookup":
+        return cls(*children)
+
+
+def columns(rows: Tree) -> tuple[list[Any], Any]:
+    """The arrays and lookups that rows consist of, and their structure."""
+    return jax.tree.flatten(rows, is_leaf=lambda part: isinstance(part, Lookup))
+
+
+def take(rows: Tree, index: Any) -> Tree:
+    """Some of the rows, as arrays."""
+    return jax.tree.map(lambda a: a[index], rows, is_leaf=lambda part: isinstance(part, Lookup))
+
+
 class Rows(NamedTuple):
     """The rows of one client: ``size`` rows of some arrays, from row ``start``. Never padded, never copied."""
 
@@ -117,7 +165,7 @@ class Rows(NamedTuple):
         return self._take(jnp.minimum(jnp.arange(self.longest), self.size - 1))
 
     def _take(self, index: jax.Array) -> Tree:
-        return jax.tree.map(lambda a: a[self.start + index], self.arrays)
+        return take(self.arrays, self.start + index)
 
 
 class Tally(Counter[str]):

@@ -1,5 +1,6 @@
 """An experiment: a task, an algorithm and all their options by name; its run folder with everything that came out."""
 
+import csv
 import dataclasses
 import inspect
 import json
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -23,67 +24,80 @@ from fedbilevel.engines.messages import encode, named_leaves
 from fedbilevel.engines.participation import Independent, Participation, Uniform, participation
 from fedbilevel.engines.plan import Program
 from fedbilevel.errors import Diverged, FedbilevelError, UnknownName
-from fedbilevel.solve import Result, Row, Stopped, check_seed, solve
-from fedbilevel.task import Task
+from fedbilevel.solve import Result, Row, Stopped, check_seed, solve, traffic
+from fedbilevel.task import Reference, Task
 from fedbilevel.tasks import TASKS
 
 
 class Progress(Protocol):
-    """Whoever wants to show how far a run is: called with None when it begins, then with every row of its history."""
+    """Whoever wants to show how far a run of so many rounds is: called with None when it begins, then with every row
+    of its history.
+    """
 
-    def __call__(self, label: str, row: Row | None) -> None: ...
+    def __call__(self, label: str, rounds: int, row: Row | None) -> None: ...
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything that determines a run. ``settings`` reaches any option of the task or hyper-parameter of the
-    algorithm.
+    """Everything that determines a run; None is what the task suggests. ``settings`` reaches any option of the task or
+    hyper-parameter of the algorithm.
     """
 
     task: str
-    algorithm: str = "fedbioacc"
-    rounds: int = 200
+    algorithm: str | None = None
+    rounds: int | None = None
     seed: int = 0
     sample: str | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
 
-    def build(self) -> tuple[Task, Algorithm]:
+    def build(self) -> "Built":
         """Make the task and the algorithm; refuses unknown names and wrong types."""
         check_seed(self.seed)
-        if self.rounds < 1:
+        if self.rounds is not None and self.rounds < 1:
             raise FedbilevelError(f"rounds must be at least 1, but is {self.rounds}.")
-        make, kind = TASKS[self.task], ALGORITHMS[self.algorithm]
+        make = TASKS[self.task]
         options = {name: p.default for name, p in inspect.signature(make).parameters.items()}
-        hyper = {f.name: f.default for f in dataclasses.fields(kind)}
+        if self.algorithm is not None:
+            self._check_settings(self.algorithm, options)
         for_task: dict[str, Any] = {"seed": self.seed} if "seed" in options else {}
-        for_algorithm: dict[str, Any] = {}
         for key, text in self.settings.items():
             prefix, _, name = key.rpartition(".")
-            places = [
-                (p, known, chosen)
-                for p, known, chosen in (("task", options, for_task), ("algorithm", hyper, for_algorithm))
-                if prefix in ("", p)
-            ]
-            found = [(known, chosen) for _, known, chosen in places if name in known]
-            if not found:
-                raise UnknownName(f"setting of {self.task} or {self.algorithm}", key, [*options, *hyper])
-            if len(found) > 1:
-                raise FedbilevelError(
-                    f"'{name}' is an option of both {self.task} and {self.algorithm}: "
-                    f"write task.{name} or algorithm.{name}."
-                )
-            known, chosen = found[0]
-            chosen[name] = convert(key, text, known[name])
+            if prefix in ("", "task") and name in options:
+                for_task[name] = convert(key, text, options[name])
         task = make(**for_task)
-        advice = task.suggested.get(self.algorithm, task.suggested.get("*", {}))
-        suggested = {name: value for name, value in advice.items() if name in hyper}
-        return task, kind(**{**suggested, **for_algorithm})
+        name = self.algorithm or task.algorithm
+        kind, hyper = self._check_settings(name, options)
+        advice = task.suggested.get(name, task.suggested.get("*", {}))
+        chosen = {known: value for known, value in advice.items() if known in hyper}
+        for key, text in self.settings.items():
+            prefix, _, known = key.rpartition(".")
+            if prefix in ("", "algorithm") and known in hyper:
+                chosen[known] = convert(key, text, hyper[known])
+        rounds, sample = self.rounds or task.rounds, self.sample or task.sample
+        return Built(dataclasses.replace(self, algorithm=name, rounds=rounds, sample=sample), task, kind(**chosen))
+
+    def _check_settings(self, algorithm: str, options: Mapping[str, Any]) -> tuple[type[Algorithm], dict[str, Any]]:
+        """The algorithm and its hyper-parameters; refuses settings that nobody knows, or two."""
+        kind = ALGORITHMS[algorithm]
+        hyper = {f.name: f.default for f in dataclasses.fields(kind)}
+        for key in self.settings:
+            prefix, _, name = key.rpartition(".")
+            known = [
+                name in names for place, names in (("task", options), ("algorithm", hyper)) if prefix in ("", place)
+            ]
+            if not any(known):
+                raise UnknownName(f"setting of {self.task} or {algorithm}", key, [*options, *hyper])
+            if sum(known) > 1:
+                raise FedbilevelError(
+                    f"'{name}' is an option of both {self.task} and {algorithm}: write task.{name} or algorithm.{name}."
+                )
+        return kind, hyper
 
     def participation(self) -> int | Participation | list[int] | None:
         """What ``sample`` means: "10" clients, a probability "0.5", or a list "0,3,5"; "10 resample" or "0.5 resample"
-        for others in every exchange, "10 replacement" for draws with replacement.
+        for others in every exchange, "10 replacement" for draws with replacement, "everyone".
         """
-        if self.sample is None:
+        if self.sample is None or self.sample == "everyone":
             return None
         number, *words = self.sample.split()
         how = dict.fromkeys(words, True)
@@ -96,6 +110,14 @@ class Experiment:
                 f"sample '{self.sample}' is neither a number of clients, nor a probability such as 0.5 (each may be "
                 "followed by 'resample', a number also by 'replacement'), nor a list such as 0,3,5."
             ) from None
+
+
+class Built(NamedTuple):
+    """An experiment in full, and what it is about."""
+
+    experiment: Experiment
+    task: Task
+    algorithm: Algorithm
 
 
 def convert(name: str, text: str, default: Any) -> Any:
@@ -146,11 +168,17 @@ class Finished:
     references: Mapping[str, Result]
     summary: Mapping[str, Any]
 
+    @property
+    def results(self) -> dict[str, Result]:
+        """All of them, the run itself as "run"."""
+        return {"run": self.result, **self.references}
+
 
 def run(experiment: Experiment, out: Path | None = None, progress: Progress | None = None) -> Finished:
     """Run an experiment and its references and write the run folder. Whatever stops it, what there was is saved."""
     began = time.perf_counter()
-    task, algorithm = experiment.build()
+    experiment, task, algorithm = experiment.build()
+    rounds = experiment.rounds or task.rounds
     sample = participation(experiment.participation(), len(task.clients))
     Program(task.problem, algorithm, task.layout, sample)  # refuses what does not fit before anything is written
     folder = new_folder(f"{experiment.task}-{experiment.algorithm}-seed{experiment.seed}", out)
@@ -159,7 +187,7 @@ def run(experiment: Experiment, out: Path | None = None, progress: Progress | No
         "fedbilevel": version("fedbilevel"),
         "task": {"name": experiment.task, **{k: _plain(v) for k, v in task.options.items()}},
         "algorithm": {"name": experiment.algorithm, **hyper},
-        "run": {"rounds": experiment.rounds, "seed": experiment.seed, "sample": experiment.sample or "everyone"},
+        "run": {"rounds": rounds, "seed": experiment.seed, "sample": experiment.sample or "everyone"},
     }
     (folder / "config.toml").write_text(tomli_w.dumps(config))
 
@@ -170,17 +198,28 @@ def run(experiment: Experiment, out: Path | None = None, progress: Progress | No
                 records.write(json.dumps(plain_json({"run": label, **row})) + "\n")
                 records.flush()
                 if progress is not None:
-                    progress(label, row)
+                    progress(label, rounds, row)
 
             if progress is not None:
-                progress(label, None)
-            return solve(task, algorithm, experiment.rounds, experiment.seed, sample, x=x, on_row=on_row)
+                progress(label, rounds, None)
+            return solve(task, algorithm, rounds, experiment.seed, sample, x=x, on_row=on_row)
+
+        def search(reference: Reference) -> Result:
+            """The best of all that a reference starts from, for the price of all."""
+            if not reference.others:
+                return one(reference.label, reference.algorithm, reference.x)
+            starts = [reference.x, *reference.others]
+            found = [one(f"{reference.label}-{n}", reference.algorithm, x) for n, x in enumerate(starts, 1)]
+            best = min(found, key=lambda result: result.metrics[reference.by])
+            paid = {*traffic(best.plan, best.state), "seconds"}
+            history = [{k: len(starts) * v if k in paid else v for k, v in row.items()} for row in best.history]
+            return dataclasses.replace(best, history=history, seconds=sum(result.seconds for result in found))
 
         references: dict[str, Result] = {}
         try:
             for reference in task.references:
-                references[reference.label] = one(reference.label, reference.algorithm, reference.x)
-            result = one(experiment.algorithm, algorithm)
+                references[reference.label] = search(reference)
+            result = one(str(experiment.algorithm), algorithm)
         except (Diverged, KeyboardInterrupt) as error:
             stopped, in_reference = error.__cause__, len(references) < len(task.references)
             if isinstance(stopped, Stopped) and not in_reference:
@@ -191,8 +230,6 @@ def run(experiment: Experiment, out: Path | None = None, progress: Progress | No
             raise
 
     _save(result, folder)
-    if task.files is not None:
-        task.files(result.x, result.y, folder)
     summary = {**{k: v for k, v in result.metrics.items() if k != "round"}, "rounds": result.metrics["round"]}
     for label, reference in references.items():
         summary |= {f"{name}_{label}": reference.metrics[name] for name in task.headline if name in reference.metrics}
@@ -203,7 +240,14 @@ def run(experiment: Experiment, out: Path | None = None, progress: Progress | No
         "seed": experiment.seed,
         "folder": str(folder),
     }
-    return Finished(folder, task, algorithm, result, references, summary)
+    finished = Finished(folder, task, algorithm, result, references, summary)
+    if task.details is not None:
+        details = task.details(finished.results)
+        with (folder / "details.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([details.headings, *details.rows])
+    if task.files is not None:
+        task.files(finished.results, folder)
+    return finished
 
 
 def new_folder(name: str, out: Path | None) -> Path:

@@ -5,11 +5,12 @@ them to [0, 1].
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedbilevel.core import Key, Tree
 from fedbilevel.errors import FedbilevelError, Names
@@ -268,6 +269,17 @@ def _dense_apply(layers: Sequence[Layer], inputs: jax.Array) -> jax.Array:
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """The cross-entropy of every row."""
     return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)[:, 0]
+
+
+def outputs(apply: Callable[[Tree, jax.Array], jax.Array], parameters: Tree, inputs: Any) -> np.ndarray:
+    """What a model says of many rows: a few hundred at a time, so that memory stays small."""
+    inputs = jnp.asarray(inputs)
+    return np.asarray(_outputs(apply, parameters, inputs))
+
+
+@partial(jax.jit, static_argnums=0)
+def _outputs(apply: Callable[[Tree, jax.Array], jax.Array], parameters: Tree, inputs: jax.Array) -> jax.Array:
+    return jax.lax.map(lambda row: apply(parameters, row[None])[0], inputs, batch_size=250)
 
 
 def squared_norm(parameters: Tree) -> jax.Array:

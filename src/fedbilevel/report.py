@@ -45,6 +45,29 @@ def table(finished: Finished) -> Table:
     return shown
 
 
+def details(finished: Finished) -> Table:
+    """What the solution looks like, if the task has words for it."""
+    assert finished.task.details is not None
+    title, headings, rows = finished.task.details(finished.results)
+    shown = Table(title=title, title_justify="left")
+    numbers = [all(isinstance(row[n], int | float) for row in rows) for n in range(len(headings))]
+    for heading, number in zip(headings, numbers, strict=True):
+        shown.add_column(heading, justify="right" if number else "left")
+    for row in rows:
+        shown.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row))
+    return shown
+
+
+def pictures(finished: Finished) -> None:
+    """Draw ``curves.png`` and, if the task can draw its solution, ``picture.png``, into the run folder."""
+    curves(finished)
+    if finished.task.picture is not None:
+        figure = Figure(layout="constrained")
+        FigureCanvasAgg(figure)
+        finished.task.picture(finished.results, figure)
+        figure.savefig(finished.folder / "picture.png", dpi=130)
+
+
 def comparison(compared: Compared, panel: Panel) -> Table:
     """What came out of one condition of a comparison: means over seeds, and counts per client."""
     headline = _headline(compared)
@@ -155,10 +178,12 @@ def curves(finished: Finished) -> Path:
     """Draw the headline metrics against rounds into ``curves.png`` of the run folder."""
     result, task = finished.result, finished.task
     metrics = [m for m in task.headline if m in result.metrics] or ["megabytes"]
-    figure = Figure(figsize=(5.2 * len(metrics), 3.9), layout="constrained")
+    columns = min(3, len(metrics))
+    rows = -(-len(metrics) // columns)
+    figure = Figure(figsize=(5.2 * columns, 3.9 * rows), layout="constrained")
     FigureCanvasAgg(figure)
     for number, metric in enumerate(metrics, 1):
-        axes = figure.add_subplot(1, len(metrics), number)
+        axes = figure.add_subplot(rows, columns, number)
         settled = []  # values after the first tenth of the rounds
         for color, (title, each) in enumerate(_runs(finished)):
             if not _says_something(metric, each, finished):

@@ -6,14 +6,19 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedbilevel.core import Algorithm, Client, Problem, Rows, Tally, Tree
+from fedbilevel.core import Algorithm, Client, Lookup, Problem, Rows, Tally, Tree, columns, take
 from fedbilevel.errors import FedbilevelError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from fedbilevel.solve import Result
 
 SPLITS = ("train", "val")
 BatchSize = int | None | Mapping[str, int | None]
@@ -58,13 +63,24 @@ class Layout(NamedTuple):
 class Reference(NamedTuple):
     """A run to compare with: an algorithm from a given x (in the user's structure).
 
-    Its results are called METRIC_label; title is what people read.
+    Its results are called METRIC_label; title is what people read. A grid search has ``others`` to start from as well:
+    all are run and paid for, and the one with the least metric ``by`` in the end counts.
     """
 
     label: str
     title: str
     algorithm: Algorithm
     x: Tree
+    others: Sequence[Tree] = ()
+    by: str = ""
+
+
+class Details(NamedTuple):
+    """A table in words and numbers: what a user of a task wants to see of the solution itself."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str | int | float]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,11 +99,15 @@ class Task:
         metrics: ``metrics(x, y) -> {name: number}`` on the current solution, in the user's structure.
         name, options: how the task was made, for the records.
         references: runs to compare with.
-        files: ``files(x, y, folder)`` writes what a user of this task wants to keep.
+        details: ``details(results) -> Details``, what the solution looks like; here and below ``results`` holds the
+            ``Result`` of the run as "run" and those of the references by their labels.
+        picture: ``picture(results, figure)`` draws the solution on an empty matplotlib figure, whose size it may set.
+        files: ``files(results, folder)`` writes what else a user of this task wants to keep.
         headline: the metrics of the summary table, as {name: heading}.
         compare_by: the metrics that a comparison draws (default: all of the headline).
         suggested: hyper-parameters that suit this task better than an algorithm's defaults, by the name of the
             algorithm or "*" for all others; the command line uses them where none are given.
+        algorithm, rounds, sample: what the command line runs where nothing else is asked for.
     """
 
     problem: Problem
@@ -98,11 +118,16 @@ class Task:
     name: str = "custom"
     options: Mapping[str, Any] = field(default_factory=dict)
     references: Sequence[Reference] = ()
-    files: Callable[[Tree, Tree, Path], Sequence[Path]] | None = None
+    details: Callable[[Mapping[str, "Result"]], Details] | None = None
+    picture: Callable[[Mapping[str, "Result"], "Figure"], None] | None = None
+    files: Callable[[Mapping[str, "Result"], Path], None] | None = None
     headline: Mapping[str, str] = field(default_factory=dict)
     suggested: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     server: Tree = None
     compare_by: Sequence[str] = ()
+    algorithm: str = "fedbioacc"
+    rounds: int = 200
+    sample: str = "everyone"
 
     def __post_init__(self) -> None:
         if len(self.clients) == 0:
@@ -136,7 +161,7 @@ class Task:
     def _check_rows(self, split: str) -> None:
         first: Any = None
         for holder, rows in self._holders(split):
-            leaves, structure = jax.tree.flatten(rows)
+            leaves, structure = columns(rows)
             if not leaves or any(np.ndim(leaf) == 0 for leaf in leaves):
                 raise FedbilevelError(f"{holder}: '{split}' must hold arrays with a leading axis of rows.")
             lengths = {len(leaf) for leaf in leaves}
@@ -160,7 +185,7 @@ class Task:
         """
         layout, problem = self.layout, self.problem
         key = jax.random.key(0)
-        rows = [jax.tree.map(lambda a: np.asarray(a)[:3], self._holders(split)[0][1]) for split in SPLITS]
+        rows = [jax.tree.map(np.asarray, take(self._holders(split)[0][1], slice(3))) for split in SPLITS]
         for loss, level, batch, size, ragged in zip(
             (problem.lower, problem.upper), ("lower", "upper"), rows, layout.batch_sizes, layout.ragged, strict=True
         ):
@@ -215,7 +240,7 @@ class Task:
         return weights / weights.sum()
 
     def _counts(self, split: str) -> list[int]:
-        return [len(jax.tree.leaves(rows)[0]) for _, rows in self._holders(split)]
+        return [len(columns(rows)[0][0]) for _, rows in self._holders(split)]
 
     @cached_property
     def layout(self) -> Layout:
@@ -235,11 +260,23 @@ class Task:
     @cached_property
     def data(self) -> Data:
         """The rows of all clients, put one after the other on the device, once."""
+        tables: dict[int, jax.Array] = {}  # on the device, by what they are copies of
+
+        def joined(parts: Sequence[Any]) -> Any:
+            if not all(isinstance(part, Lookup) for part in parts):
+                return jnp.asarray(np.concatenate([part[:] for part in parts]))
+            first = parts[0].table
+            if any(part.table is not first for part in parts):
+                raise FedbilevelError("the lookups of all clients must be into the same table.")
+            if id(first) not in tables:
+                tables[id(first)] = jnp.asarray(first)
+            return Lookup(tables[id(first)], jnp.asarray(np.concatenate([part.index for part in parts])))
 
         def shards(split: str) -> Shards:
             counts = np.array(self._counts(split), np.int32)
-            arrays = jax.tree.map(
-                lambda *parts: jnp.asarray(np.concatenate(parts)), *(rows for _, rows in self._holders(split))
+            held = [columns(rows) for _, rows in self._holders(split)]
+            arrays = jax.tree.unflatten(
+                held[0][1], [joined(parts) for parts in zip(*(c for c, _ in held), strict=True)]
             )
             start = np.cumsum(counts) - counts
             if len(counts) < len(self.clients):  # the server's rows: the same for everybody
@@ -250,5 +287,18 @@ class Task:
 
     def only(self, client: int, knows_server: bool = True) -> "Task":
         """The task of one client alone: what a party of a federation knows. The server's rows may be kept from it."""
-        server = self.server if knows_server else jax.tree.map(lambda a: np.zeros_like(a[:1]), self.server)
-        return dataclasses.replace(self, clients=[self.clients[client]], weights=None, references=(), server=server)
+        server = self.server if knows_server else jax.tree.map(np.zeros_like, take(self.server, slice(1)))
+        own = {split: _own_tables(rows) for split, rows in self.clients[client].items()}
+        return dataclasses.replace(self, clients=[own], weights=None, references=(), server=server)
+
+
+def _own_tables(rows: Tree) -> Tree:
+    """The same rows with tables of nothing else."""
+
+    def own(part: Any) -> Any:
+        if not isinstance(part, Lookup):
+            return part
+        used, index = np.unique(part.index, return_inverse=True)
+        return Lookup(np.asarray(part.table)[used], index.reshape(part.index.shape))
+
+    return jax.tree.map(own, rows, is_leaf=lambda part: isinstance(part, Lookup))

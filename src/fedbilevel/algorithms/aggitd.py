@@ -1,11 +1,12 @@
 """FBO-AggITD."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
+from fedbilevel.descent import corrected_lower
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.vectors import Vector
 
@@ -110,12 +111,7 @@ class AggITD(Algorithm):
     def descend_corrected(
         self, client: Client, memory: None, key: Key, x: Vector, y: Vector, omega: Vector
     ) -> tuple[None, Vector]:
-        def step(y_nu: Vector, key: Key, _: Any) -> Vector:
-            y_nu = client.project_y(y_nu)
-            corrected = client.g.dy(x, y_nu, key) - client.g.dy(x, y, key) + omega
-            return y_nu - self.lr_lower / self.local_steps * corrected
-
-        return memory, client.repeat(self.local_steps, step, y, key) - y
+        return memory, corrected_lower(client, key, x, y, omega, self.lr_lower / self.local_steps, self.local_steps)
 
     def begin(self, client: Client, memory: None, key: Key, x: Vector, y: Vector) -> tuple[None, tuple[Vector, Vector]]:
         """q = Q'."""

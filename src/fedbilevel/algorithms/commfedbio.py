@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from fedbilevel.compression import CountSketch, count_sketch, top_k
 from fedbilevel.core import Algorithm, Client, Clients, Key, Replies, parameter
+from fedbilevel.descent import local_sgd
 from fedbilevel.vectors import Vector
 
 
@@ -132,16 +133,6 @@ class CommFedBiO(Algorithm):
 
     def solution(self, server: Server, memory: Any) -> tuple[Vector, Vector]:
         return server.x, server.y
-
-
-def local_sgd(client: Client, key: Key, x: Vector, y: Vector, lr: float, steps: int) -> Vector:
-    """How far a client gets from y by steps on its own g."""
-
-    def step(y: Vector, key: Key, _: Any) -> Vector:
-        y = client.project_y(y)
-        return y - lr * client.g.dy(x, y, key)
-
-    return client.repeat(steps, step, y, key) - y
 
 
 def subtract(u: Vector, replies: Replies) -> Vector:

@@ -2,11 +2,12 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import jax.numpy as jnp
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
+from fedbilevel.descent import local_sgd
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.vectors import Vector
 
@@ -76,12 +77,7 @@ class FedAvg(Algorithm):
     def train(self, client: Client, memory: None, key: Key, x: Vector, y: Vector) -> tuple[None, Vector]:
         self.fits(client)
         loss = client.f if self.validation_only else client.own
-
-        def step(y: Vector, key: Key, _: Any) -> Vector:
-            y = client.project_y(y)
-            return y - self.lr_lower * loss.dy(x, y, key)
-
-        moved = client.repeat(self.local_steps, step, y, key) - y
+        moved = local_sgd(client, key, x, y, self.lr_lower, self.local_steps, loss)
         if client.problem.weighting and not self.validation_only:
             moved = client.clients * x.tree[client.id] * moved
         return memory, moved

@@ -1,11 +1,12 @@
 """FedMBO."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
 from fedbilevel.core import Algorithm, Client, Clients, Each, Key, parameter
+from fedbilevel.descent import corrected_upper
 from fedbilevel.vectors import Vector
 
 
@@ -110,13 +111,8 @@ class FedMBO(Algorithm):
         self, client: Client, memory: None, key: Key, x: Vector, y: Vector, h: Vector
     ) -> tuple[None, Vector]:
         """Only the direct part follows x; the indirect part stays as it is in h."""
-
-        def step(x_nu: Vector, key: Key, _: Any) -> Vector:
-            x_nu = client.project_x(x_nu)
-            corrected = client.f.dx(x_nu, y, key) - client.f.dx(x, y, key) + h
-            return x_nu - self.lr_upper / self.local_steps_upper * corrected
-
-        return memory, client.repeat(self.local_steps_upper, step, x, key) - x
+        steps = self.local_steps_upper
+        return memory, corrected_upper(client, key, x, y, h, self.lr_upper / steps, steps)
 
     def solution(self, server: Server, memory: None) -> tuple[Vector, Vector]:
         return server.x, server.y

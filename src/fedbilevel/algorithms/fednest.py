@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import jax
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
+from fedbilevel.descent import corrected_lower, corrected_upper, local_sgd
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.vectors import Vector
 
@@ -136,21 +137,11 @@ class FedNest(Algorithm):
     def descend_lower(
         self, client: Client, memory: None, key: Key, x: Vector, y: Vector, q: Vector
     ) -> tuple[None, Vector]:
-        def step(y_nu: Vector, key: Key, _: Any) -> Vector:
-            y_nu = client.project_y(y_nu)
-            corrected = client.g.dy(x, y_nu, key) - client.g.dy(x, y, key) + q
-            return y_nu - self.lr_lower / self.local_steps * corrected
-
-        return memory, client.repeat(self.local_steps, step, y, key) - y
+        return memory, corrected_lower(client, key, x, y, q, self.lr_lower / self.local_steps, self.local_steps)
 
     def local_sgd(self, client: Client, memory: None, key: Key, x: Vector, y: Vector) -> tuple[None, Vector]:
         """FedInn without correction."""
-
-        def step(y_nu: Vector, key: Key, _: Any) -> Vector:
-            y_nu = client.project_y(y_nu)
-            return y_nu - self.lr_lower / self.local_steps * client.g.dy(x, y_nu, key)
-
-        return memory, client.repeat(self.local_steps, step, y, key) - y
+        return memory, local_sgd(client, key, x, y, self.lr_lower / self.local_steps, self.local_steps)
 
     def upper_gradient(self, client: Client, memory: None, key: Key, x: Vector, y: Vector) -> tuple[None, Vector]:
         return memory, client.f.dy(x, y, key)
@@ -180,13 +171,8 @@ class FedNest(Algorithm):
         self, client: Client, memory: None, key: Key, x: Vector, y: Vector, h: Vector
     ) -> tuple[None, Vector]:
         """Only the direct part follows x; the indirect part stays as it is in h."""
-
-        def step(x_nu: Vector, key: Key, _: Any) -> Vector:
-            x_nu = client.project_x(x_nu)
-            corrected = client.f.dx(x_nu, y, key) - client.f.dx(x, y, key) + h
-            return x_nu - self.lr_upper / self.local_steps_upper * corrected
-
-        return memory, client.repeat(self.local_steps_upper, step, x, key) - x
+        steps = self.local_steps_upper
+        return memory, corrected_upper(client, key, x, y, h, self.lr_upper / steps, steps)
 
     def descend_alone(self, clients: Clients, x: Vector, y: Vector, indirect: Vector) -> Vector:
         """The same steps on the server, if it holds the upper loss."""

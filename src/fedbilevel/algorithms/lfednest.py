@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import jax
-
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
+from fedbilevel.descent import corrected_lower, local_sgd
+from fedbilevel.neumann import Pair, neumann_hypergradient
 from fedbilevel.vectors import Vector
 
 
@@ -78,11 +78,7 @@ class LFedNest(Algorithm):
         return clients.project_y(y + clients.run(self.descend_lower, x, y).mean())
 
     def descend_lower(self, client: Client, memory: None, key: Key, x: Vector, y: Vector) -> tuple[None, Vector]:
-        def step(y: Vector, key: Key, _: Any) -> Vector:
-            y = client.project_y(y)
-            return y - self.lr_lower * client.g.dy(x, y, key)
-
-        return memory, client.repeat(self.local_steps, step, y, key) - y
+        return memory, local_sgd(client, key, x, y, self.lr_lower, self.local_steps)
 
     def lower_gradient(self, client: Client, memory: None, key: Key, x: Vector, y: Vector) -> tuple[None, Vector]:
         return memory, client.g.dy(x, y, key)
@@ -90,31 +86,15 @@ class LFedNest(Algorithm):
     def descend_corrected(
         self, client: Client, memory: None, key: Key, x: Vector, y: Vector, q: Vector
     ) -> tuple[None, Vector]:
-        def step(y_nu: Vector, key: Key, _: Any) -> Vector:
-            y_nu = client.project_y(y_nu)
-            return y_nu - self.lr_lower * (client.g.dy(x, y_nu, key) - client.g.dy(x, y, key) + q)
-
-        return memory, client.repeat(self.local_steps, step, y, key) - y
+        return memory, corrected_lower(client, key, x, y, q, self.lr_lower, self.local_steps)
 
     def descend_upper(self, client: Client, memory: None, key: Key, x: Vector, y: Vector) -> tuple[None, Vector]:
         def step(x: Vector, key: Key, _: Any) -> Vector:
             x = client.project_x(x)
-            return x - self.lr_upper * self.local_hypergradient(client, key, x, y)
+            own = neumann_hypergradient(client, Pair(x, y), key, self.lr_adjoint, self.hessian_steps)
+            return x - self.lr_upper * own
 
         return memory, client.repeat(self.local_steps_upper, step, x, key) - x
-
-    def local_hypergradient(self, client: Client, key: Key, x: Vector, y: Vector) -> Vector:
-        """The hypergradient as if this client were alone."""
-
-        def add_term(carry: tuple[Vector, Vector], key: Key, _: Any) -> tuple[Vector, Vector]:
-            p, series = carry
-            p = p - self.lr_adjoint * client.g.dyy(x, y, p, key)
-            return p, series + p
-
-        xi, zeta, factors = jax.random.split(key, 3)
-        direct, p = client.f.gradients(x, y, xi)
-        _, series = client.repeat(self.hessian_steps, add_term, (p, p), factors)
-        return direct - client.g.dxy(x, y, self.lr_adjoint * series, zeta)
 
     def solution(self, server: Server, memory: None) -> tuple[Vector, Vector]:
         return server.x, server.y

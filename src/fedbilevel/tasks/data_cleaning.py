@@ -13,7 +13,7 @@ section 5.1). Client m's block of x concerns only its own samples: it is private
 """
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from sklearn.metrics import roc_auc_score
 
 from fedbilevel.algorithms import FedAvg
 from fedbilevel.core import Problem
+from fedbilevel.data import corrupt
 from fedbilevel.errors import FedbilevelError, UnknownName
 from fedbilevel.models import Model, cross_entropy, mlp, squared_norm
 from fedbilevel.task import Reference, Task
@@ -46,14 +47,6 @@ def _problem(model: Model, samples: int, clients: int, l2: float, private: bool)
         return jnp.zeros(samples if private else samples * clients), model.init(key)
 
     return Problem(upper, lower, init, private_x=private)
-
-
-def corrupt(labels: np.ndarray, share: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Give a share of the labels another class, uniformly; returns the labels and which ones are wrong."""
-    wrong = np.zeros(len(labels), bool)
-    wrong[rng.choice(len(labels), round(share * len(labels)), replace=False)] = True
-    shift = rng.integers(1, CLASSES, len(labels))
-    return np.where(wrong, (labels + shift) % CLASSES, labels).astype(labels.dtype), wrong
 
 
 def data_cleaning(
@@ -110,7 +103,7 @@ def data_cleaning(
 
     parts = np.array_split(train, clients)
     longest = len(parts[0])
-    given, wrong = zip(*(corrupt(labels[part], corruption, rng) for part in parts), strict=True)
+    given, wrong = zip(*(corrupt(labels[part], corruption, CLASSES, rng) for part in parts), strict=True)
     own = np.arange(longest) < np.array(
         [[len(part)] for part in parts]
     )  # which entries of the blocks belong to a sample
@@ -134,7 +127,8 @@ def data_cleaning(
             seen["auc"] = float(roc_auc_score(truth[own], -blocks[own]))
         return seen
 
-    def files(x: Any, y: Any, folder: Path) -> Sequence[Path]:
+    def files(results: Mapping[str, Any], folder: Path) -> None:
+        x, y = results["run"].x, results["run"].y
         path = folder / "suspects.csv"
         weights = 1 / (1 + np.exp(-np.asarray(x, float).reshape(own.shape)))
         with path.open("w", newline="") as file:
@@ -149,7 +143,6 @@ def data_cleaning(
                 for rank, n in enumerate(suspects, 1):
                     row = [f"{weights[m, n]:.4f}", given[m][n], says[n], part[n], "yes" if wrong[m][n] else "no"]
                     table.writerow([m, rank, n, *row])
-        return [path]
 
     # Weight 1 for all, and for the samples with a right label only: sigmoid(20) is 1 and sigmoid(-20) is 0 to nine
     # digits.
