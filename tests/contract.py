@@ -330,10 +330,30 @@ CONTRACT: dict[str, Entry] = {
                 600,
                 derivations.drifted_locally(T4, 0.1, 0.2, TAU, 6, 4),
             )
+        ]
+        + [
+            Limit(
+                f"T4, drift of 2 local steps with 3 lower steps{', which start again' * restart}",
+                T4,
+                fb.FedBiOLocal(0.1, 0.2, TAU, 5, 2, lower_steps=3, shared_batch=True, restart=restart),
+                600,
+                derivations.drifted_locally(T4, 0.1, 0.2, TAU, 6, 2, 3, restart),
+            )
+            for restart in (False, True)
         ],
         [
             Cost(fb.FedBiOLocal(neumann_steps=Q, local_steps=n), 1, P, P, oracles(n, Gf=1, Gg=1, J=1, H=Q))
             for Q, n in ((3, 5), (8, 1))
+        ]
+        + [
+            Cost(
+                fb.FedBiOLocal(neumann_steps=2, local_steps=3, lower_steps=4, shared_batch=True, restart=restart),
+                1,
+                P,
+                P,
+                oracles(3, Gf=1, Gg=4, J=1, H=2),
+            )
+            for restart in (False, True)
         ],
     ),
     "fedbioacc-local": Entry(
@@ -346,6 +366,26 @@ CONTRACT: dict[str, Entry] = {
                 1500,
                 derivations.mean_of_own(T4, TAU, 6),
             )
+        ]
+        + [
+            Limit(
+                f"T4, 3 local steps without forgetting, 4 lower steps{', which start again' * restart}",
+                T4,
+                fb.FedBiOAccLocal(
+                    *(0.1, 0.2, TAU, 5),
+                    **NO_FORGETTING,
+                    local_steps=3,
+                    lower_steps=4,
+                    shared_batch=True,
+                    restart=restart,
+                ),
+                1500,
+                expected,
+            )
+            for restart, expected in (
+                (False, derivations.mean_of_own(T4, TAU, 6)),
+                (True, derivations.restarted(T4, 0.2, 4, TAU, 6)),
+            )
         ],
         [
             Cost(
@@ -356,6 +396,16 @@ CONTRACT: dict[str, Entry] = {
                 oracles(n, Gf=2, Gg=2, J=2, H=2 * Q),
             )
             for Q, n in ((3, 5), (8, 1))
+        ]
+        + [
+            Cost(
+                fb.FedBiOAccLocal(neumann_steps=2, local_steps=3, lower_steps=4, shared_batch=True, restart=restart),
+                2,
+                2 * P,
+                2 * P,
+                oracles(3, Gf=2, Gg=8, J=2, H=4),
+            )
+            for restart in (False, True)
         ],
     ),
     **{

@@ -79,19 +79,48 @@ def drifted(q: Quadratic, eta: float, gamma: float, tau: float, local_steps: int
     return np.linalg.solve(np.eye(p + 2 * d) - powers, constants)[:p]
 
 
-def drifted_locally(q: Quadratic, eta: float, gamma: float, tau: float, terms: int, local_steps: int) -> Array:
-    """The same for a local lower level: x is averaged, y is not."""
+def drifted_locally(
+    q: Quadratic,
+    eta: float,
+    gamma: float,
+    tau: float,
+    terms: int,
+    local_steps: int,
+    lower_steps: int = 1,
+    restart: bool = False,
+) -> Array:
+    """The same for a local lower level: x is averaged, y is not. For each step of x, y makes some, or the same number
+    from 0 with the hypergradient at their end."""
     clients, d, p = q.B.shape
     inverse = own_inverses(q, tau, terms)
 
     def moved(z: Array) -> Array:
         x, y = np.broadcast_to(z[:p], (clients, p)), z[p:].reshape(clients, d)
         for _ in range(local_steps):
-            slope = np.einsum("mij,mj->mi", q.A, y) - np.einsum("mij,mj->mi", q.B, x) - q.b
-            x, y = x - eta * own_hypergradients(q, x, y, inverse), y - gamma * slope
+            new = descended(q, x, 0 * y if restart else y, gamma, lower_steps)
+            x, y = x - eta * own_hypergradients(q, x, new if restart else y, inverse), new
         return np.concatenate([q.mean(x), y.ravel()]) - z
 
     return root(moved, p + clients * d)[:p]
+
+
+def descended(q: Quadratic, x: Array, y: Array, gamma: float, steps: int) -> Array:
+    """Every client's y (and x, a row for each) after gradient steps on its own lower loss."""
+    for _ in range(steps):
+        y = y - gamma * (np.einsum("mij,mj->mi", q.A, y) - np.einsum("mij,mj->mi", q.B, x) - q.b)
+    return y
+
+
+def restarted(q: Quadratic, gamma: float, steps: int, tau: float, terms: int) -> Array:
+    """Where the mean of the clients' own hypergradients is 0, each at the y that some steps from 0 lead to."""
+    clients, d, p = q.B.shape
+    inverse = own_inverses(q, tau, terms)
+
+    def mean(x: Array) -> Array:
+        y = descended(q, np.broadcast_to(x, (clients, p)), np.zeros((clients, d)), gamma, steps)
+        return q.mean(own_hypergradients(q, x, y, inverse))
+
+    return root(mean, p)
 
 
 def lfednest(q: Quadratic, a: Any) -> Array:

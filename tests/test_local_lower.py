@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
-from derivations import own_hypergradients, own_inverses
+from derivations import mean_of_own, own_hypergradients, own_inverses, restarted
 from fedbilevel.algorithms.commfedbio import CommFedBiO
 from fedbilevel.algorithms.fedbio_local import DistBiO, FedBiOLocal
 from fedbilevel.algorithms.fedbioacc_local import DistBiOAcc, FedBiOAccLocal
@@ -144,7 +144,29 @@ def test_constraints_hold_for_local_variables() -> None:
         np.testing.assert_allclose(x, np.clip(x - 0.1 * hyper, -0.05, 0.05), atol=1e-9)
 
 
-# Costs
+def test_many_steps_from_the_start_are_as_good_as_steps_that_go_on() -> None:
+    """Where a y that starts again comes to rest is what the contract derives; many steps lead to y* itself."""
+    few, many = restarted(T1.local(), 0.2, 4, TAU, 6), restarted(T1.local(), 0.2, 400, TAU, 6)
+    exact = mean_of_own(T1.local(), TAU, 6)
+    np.testing.assert_allclose(many, exact, atol=1e-9)
+    assert np.linalg.norm(few - exact) > 0.01
+
+
+def test_one_key_names_the_same_rows_of_both_losses() -> None:
+    """With a shared batch the row numbers of f and g agree: both losses see the same task."""
+    rows = {"row": jnp.arange(7.0)}
+    problem = fb.Problem(
+        upper=lambda x, y, batch: y * batch["row"].mean(),
+        lower=lambda x, y, batch: 0.5 * y**2 - x * y * batch["row"].mean(),
+        init=lambda key: (0.0, 0.0),
+        lower_level="local",
+    )
+    task = fb.Task(problem, [{"train": rows, "val": rows}], batch_size=1)
+    client = task.layout.client(task.problem, task.data, 0, jnp.asarray(1.0))
+    z = Pair(Vector(jnp.zeros(()), "x"), Vector(jnp.zeros(()), "y"))
+    for seed in range(9):  # the hypergradient is row of f times row of g: a square
+        found = neumann_hypergradient(client, z, jax.random.key(seed), 1.0, 0, shared_batch=True)
+        assert float(found.tree) ** 0.5 % 1 == 0
 
 
 # Engines, seeds, clients
@@ -211,6 +233,9 @@ def test_distributed_variants_average_after_every_step(dist: Any, fed: Any) -> N
         (FedBiOLocal, {"neumann_steps": -1}, "FedBiOLocal: neumann_steps must be at least 0, but is -1."),
         (FedBiOAccLocal, {"c_upper": 2.0}, "FedBiOAccLocal: c_upper * rate^2 must be at most 1, but is 2"),
         (DistBiOAcc, {"rate": 3.0}, "DistBiOAcc: c_upper * rate^2 must be at most 1, but is 1.8"),
+        (FedBiOLocal, {"restart": True}, "FedBiOLocal: restart trains y for one batch, so it needs shared_batch"),
+        (DistBiOAcc, {"restart": True}, "DistBiOAcc: restart trains y for one batch, so it needs shared_batch"),
+        (FedBiOLocal, {"lower_steps": 0}, "FedBiOLocal: lower_steps must be at least 1, but is 0."),
         (FedBiOAccLocal, {"local_steps": 0}, "FedBiOAccLocal: local_steps must be at least 1, but is 0."),
         (LocalBSGVRM, {"c_lower": 1.5}, "LocalBSGVRM: c_lower * rate^2 must be at most 1, but is 1.5"),
         (LocalBSGVRM, {"lr_adjoint": -1.0}, "LocalBSGVRM: lr_adjoint must be greater than 0, but is -1.0."),

@@ -3,9 +3,12 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
+import jax
+
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
+from fedbilevel.errors import FedbilevelError
 from fedbilevel.hypergradient import feasible
-from fedbilevel.neumann import Pair, local_directions
+from fedbilevel.neumann import Pair, neumann_hypergradient, trained
 from fedbilevel.vectors import Vector
 
 
@@ -16,9 +19,10 @@ class Server(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """A client's own lower variable."""
+    """A client's own lower variable, and with ``restart`` where it starts again."""
 
     y: Vector
+    first: Vector | None
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,14 @@ class FedBiOLocal(Algorithm):
 
     and after I such steps the server averages x. y never leaves its client.
 
+    The paper does not say how y follows if it has a part for every task of a client, as in few-shot learning (section
+    5.2). Three options: K = ``lower_steps`` steps of y for each of x (the hypergradient is still taken at the y before
+    them); ``shared_batch``: one key names all batches of a step, for g and f alike, so that both see the same tasks if
+    row n of either is about task n; and with it ``restart``::
+
+        y <- y_1;   K times:  y <- y - gamma grad_y g_m(x, y; B)
+        x <- x - eta Phi_m(x, y; B)           at the y that was trained for this batch
+
     ========  ==============   =====================
     paper     name             meaning
     ========  ==============   =====================
@@ -45,12 +57,13 @@ class FedBiOLocal(Algorithm):
     I         local_steps      steps between averages
     ========  ==============   =====================
 
-    One exchange per round: p floats down and up; I (1 Gf, 1 Gg, 1 J, Q H) per client. Assumes a local lower level, g
+    One exchange per round: p floats down and up; I (1 Gf, K Gg, 1 J, Q H) per client. Assumes a local lower level, g
     strongly convex in y, and bounded heterogeneity of f, of the second derivatives of g and of the y*. Follows the
-    paper. With I = 1 the limit is exact on heterogeneous clients up to the truncation of the series, of order (1 -
-    tau mu)^(Q+1); with I > 1 and constant steps it is displaced by client drift. With partial participation, which
-    the paper does not treat, the y of a client that does not take part waits as it is. Where the problem has
-    constraints, every local step is projected.
+    paper with K = 1 and independent batches, the defaults. With I = 1 the limit is exact on heterogeneous clients up to
+    the truncation of the series, of order (1 - tau mu)^(Q+1); with I > 1 and constant steps it is displaced by client
+    drift. With partial participation, which the paper does not treat, the y of a client that does not take part waits
+    as it is. Where the problem has constraints, every local step is projected. With ``restart`` the limit is the one
+    for a y that is K steps from y_1, that is y* up to a part of order (1 - gamma mu)^K.
     """
 
     lr_upper: float = parameter(1.0, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
@@ -58,12 +71,21 @@ class FedBiOLocal(Algorithm):
     lr_adjoint: float = parameter(0.1, "step of the Neumann series, below 1 / L", above=0, tune=(1e-3, 2.0))
     neumann_steps: int = parameter(10, "Hessian products of the Neumann series", least=0)
     local_steps: int = parameter(5, "local steps between averages", least=1)
+    lower_steps: int = parameter(1, "steps of y for each step of x", least=1)
+    shared_batch: bool = parameter(False, "use one batch of f and the same one of g for all terms of a step")
+    restart: bool = parameter(False, "y starts again in every step of x, on the batch of that step")
 
     lower_level: ClassVar[str] = "local"
     remembers: ClassVar[Literal["nothing", "round", "run"]] = "run"
 
+    def check(self) -> None:
+        if self.restart and not self.shared_batch:
+            raise FedbilevelError(
+                f"{type(self).__name__}: restart trains y for one batch, so it needs shared_batch as well."
+            )
+
     def memory(self, x: Vector, y: Vector) -> Memory:
-        return Memory(y)
+        return Memory(y, y if self.restart else None)
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> Server:
         return Server(x)
@@ -73,12 +95,15 @@ class FedBiOLocal(Algorithm):
 
     def descend(self, client: Client, memory: Memory, key: Key, x: Vector) -> tuple[Memory, Vector]:
         def step(z: Pair, key: Key, _: Any) -> Pair:
-            z = feasible(client, z)
-            nu, omega = local_directions(client, z, key, self.lr_adjoint, self.neumann_steps)
-            return Pair(z.x - self.lr_upper * nu, z.y - self.lr_lower * omega)
+            z = feasible(client, z if memory.first is None else Pair(z.x, memory.first))
+            b_y, b_x = (key, key) if self.shared_batch else jax.random.split(key)
+            y = trained(client, z, b_y, self.lr_lower, self.lower_steps, self.shared_batch)
+            at = Pair(z.x, y) if self.restart else z
+            nu = neumann_hypergradient(client, at, b_x, self.lr_adjoint, self.neumann_steps, self.shared_batch)
+            return Pair(z.x - self.lr_upper * nu, y)
 
         z = client.repeat(self.local_steps, step, Pair(x, memory.y), key)
-        return Memory(client.project_y(z.y)), z.x - x
+        return memory._replace(y=z.y), z.x - x
 
     def solution(self, server: Server, memory: Memory) -> tuple[Vector, Vector]:
         return server.x, memory.y
@@ -100,9 +125,9 @@ class DistBiO(FedBiOLocal):
     Q         neumann_steps    Hessian products of the Neumann series
     ========  ==============   =====================
 
-    One exchange per round: p floats down and up; 1 Gf, 1 Gg, 1 J, Q H per client. Assumes what FedBiO-Local does.
-    Follows the paper. The limit is exact on heterogeneous clients up to the truncation of the series. Partial
-    participation and constraints are as in FedBiO-Local.
+    One exchange per round: p floats down and up; 1 Gf, K Gg, 1 J, Q H per client, with K = ``lower_steps``. Assumes
+    what FedBiO-Local does. Follows the paper. The limit is exact on heterogeneous clients up to the truncation of the
+    series. Partial participation, constraints and the options for tasks are as in FedBiO-Local.
     """
 
     local_steps: ClassVar[int] = 1  # pyright: ignore[reportIncompatibleVariableOverride] - no hyper-parameter any more

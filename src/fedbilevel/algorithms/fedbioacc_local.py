@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.hypergradient import feasible
-from fedbilevel.neumann import Pair, local_directions
+from fedbilevel.neumann import Pair, neumann_hypergradient, trained
 from fedbilevel.schedules import Schedule, constant
 from fedbilevel.vectors import Vector
 
@@ -23,13 +23,14 @@ class Server(NamedTuple):
 
 
 class Local(NamedTuple):
-    """A client's point, its momenta there, and the time of the step that they are for. Between rounds only y and
-    omega are of use; x and nu are kept from exchange A to exchange B.
+    """A client's point, its momenta there, the time of the step that they are for, and with ``restart`` where y starts
+    again. Between rounds only y and omega are of use; x and nu are kept from exchange A to exchange B.
     """
 
     z: Pair
     d: Pair
     t: jax.Array
+    first: Vector | None
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,14 @@ class FedBiOAccLocal(Algorithm):
     The same batches B serve both points. y and omega never leave their client. On averaging steps x_{t+1} is the
     average while x_t is the client's own, so the two exchanges cannot be merged.
 
+    The paper does not say how y follows if it has a part for every task of a client, as in few-shot learning (section
+    5.2). Three options: K = ``lower_steps`` steps of y for each of x (all but the first at x_{t+1}, each with a batch
+    for omega at both its ends; Phi_m is taken at the last y); ``shared_batch``: one key names all batches of a step,
+    for g and f alike, so that both see the same tasks if row n of either is about task n; and with it ``restart``,
+    where y has no momentum and is trained for the batch, by K plain gradient steps from y_1 at every x::
+
+        nu_{t+1} = Phi_m(x_{t+1}, y(x_{t+1}; B); B) + (1 - c_nu alpha_t^2) (nu_t - Phi_m(x_t, y(x_t; B); B))
+
     =========  ==============   =====================
     paper      name             meaning
     =========  ==============   =====================
@@ -63,14 +72,15 @@ class FedBiOAccLocal(Algorithm):
     b_1 / b    first_batch      the first momenta are computed on batches this many times larger
     =========  ==============   =====================
 
-    Two exchanges per round: 2p floats down and up with full participation (a client that missed the last round needs
-    x again: p more down); I (2 Gf, 2 Gg, 2 J, 2Q H) per client. Assumes a local lower level, g strongly convex in y,
-    bounded heterogeneity and 0 <= c alpha_t^2 <= 1. Follows the paper; the first momenta are each client's own until
-    the first average, so ``init`` makes the first I steps (one round of its own). With exact oracles and c = 0 the
-    limit is exact on heterogeneous clients for every I, up to the truncation of the series; c > 0 leaves a drift of
-    order c alpha^2. The paper does not treat partial participation: here a client that was away starts omega again
-    with the gradient at its first step, because its old omega belongs to an old x. Where the problem has constraints,
-    every local step is projected.
+    Two exchanges per round: 2p floats down and up with full participation (a client that missed the last round needs x
+    again: p more down); I (2 Gf, 2K Gg, 2 J, 2Q H) per client. Assumes a local lower level, g strongly convex in y,
+    bounded heterogeneity and 0 <= c alpha_t^2 <= 1. Follows the paper with K = 1 and independent batches; the first
+    momenta are each client's own until the first average, so ``init`` makes the first I steps (one round of its own).
+    With exact oracles and c = 0 the limit is exact on heterogeneous clients for every I, up to the truncation of the
+    series; c > 0 leaves a drift of order c alpha^2. The paper does not treat partial participation: here a client that
+    was away starts omega again with the gradient at its first step, because its old omega belongs to an old x. Where
+    the problem has constraints, every local step is projected. With ``restart`` the limit is the one for a y that is K
+    steps from y_1, that is y* up to a part of order (1 - gamma mu)^K.
     """
 
     lr_upper: float = parameter(1.0, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
@@ -82,6 +92,9 @@ class FedBiOAccLocal(Algorithm):
     c_lower: float = parameter(0.2, "forgetting of the momentum of y", least=0, tune=(1e-3, 1.0))
     local_steps: int = parameter(5, "local steps between averages", least=1)
     first_batch: int = parameter(5, "how many times larger the first batch is", least=1)
+    lower_steps: int = parameter(1, "steps of y for each step of x", least=1)
+    shared_batch: bool = parameter(False, "use one batch of f and the same one of g for all terms of a step")
+    restart: bool = parameter(False, "y starts again in every step of x, on the batch of that step, without momentum")
 
     lower_level: ClassVar[str] = "local"
     remembers: ClassVar[Literal["nothing", "round", "run"]] = "run"
@@ -95,8 +108,13 @@ class FedBiOAccLocal(Algorithm):
                     f"lower {name} or rate."
                 )
 
+        if self.restart and not self.shared_batch:
+            raise FedbilevelError(
+                f"{type(self).__name__}: restart trains y for one batch, so it needs shared_batch as well."
+            )
+
     def memory(self, x: Vector, y: Vector) -> Local:
-        return Local(Pair(x, y), Pair(0 * x, 0 * y), t=jnp.zeros((), int))
+        return Local(Pair(x, y), Pair(0 * x, 0 * y), jnp.zeros((), int), y if self.restart else None)
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> Server:
         t = jnp.asarray(1)
@@ -115,8 +133,13 @@ class FedBiOAccLocal(Algorithm):
         """The first momenta, on a larger batch, and the first local steps with them."""
         first, key = jax.random.split(key)
         z = feasible(client, Pair(x, memory.z.y))
-        d = self.directions(client.larger_batches(self.first_batch), z, first)
-        return self.descend(client, Local(z, d, t), key, x, d.x, t)
+        larger, (b_y, b_x) = client.larger_batches(self.first_batch), self.batches(first)
+        if memory.first is None:
+            d = Pair(self.hypergradient(larger, z, b_x), larger.g.dy(*z, b_y))
+        else:
+            z = self.restarted(larger, memory.first, x, first)
+            d = Pair(self.hypergradient(larger, z, first), memory.d.y)
+        return self.descend(client, Local(z, d, t, memory.first), key, x, d.x, t)
 
     def descend(
         self, client: Client, memory: Local, key: Key, x: Vector, nu: Vector, t: jax.Array
@@ -126,7 +149,7 @@ class FedBiOAccLocal(Algorithm):
         def step(local: Local, key: Key, i: Any) -> Local:
             return self.step(client, key, local, self.move(local, t + i), t + i)
 
-        local = Local(Pair(x, memory.z.y), Pair(nu, memory.d.y), memory.t)
+        local = memory._replace(z=Pair(x, memory.z.y), d=Pair(nu, memory.d.y))
         local = client.repeat(self.local_steps - 1, step, local, key)
         return local, self.move(local, t + self.local_steps - 1) - x
 
@@ -140,16 +163,43 @@ class FedBiOAccLocal(Algorithm):
 
     def step(self, client: Client, key: Key, local: Local, x: Vector, t: jax.Array) -> Local:
         """The step of time t, which leads x to where it is told."""
-        past, alpha = self.directions(client, local.z, key), self.rate(t)
-        omega = local.d.y.map(lambda old, new: jnp.where(local.t == t, old, new), past.y)  # was the client away?
-        z = feasible(client, Pair(x, local.z.y - self.lr_lower * alpha * omega))
-        new = self.directions(client, z, key)
-        nu = new.x + (1 - self.c_upper * alpha**2) * (local.d.x - past.x)
-        omega = new.y + (1 - self.c_lower * alpha**2) * (omega - past.y)
-        return Local(z, Pair(nu, omega), t + 1)
+        alpha, (b_y, b_x) = self.rate(t), self.batches(key)
+        if local.first is None:
+            old = local.z
+            z, omega = self.follow(client, b_y, local, x, t)
+        else:
+            old, z = (self.restarted(client, local.first, point, key) for point in (local.z.x, x))
+            omega = local.d.y
+        new, past = (self.hypergradient(client, point, b_x) for point in (z, old))
+        nu = new + (1 - self.c_upper * alpha**2) * (local.d.x - past)
+        return Local(z, Pair(nu, omega), t + 1, local.first)
 
-    def directions(self, client: Client, z: Pair, key: Key) -> Pair:
-        return local_directions(client, z, key, self.lr_adjoint, self.neumann_steps)
+    def follow(self, client: Client, key: Key, local: Local, x: Vector, t: jax.Array) -> tuple[Pair, Vector]:
+        """The point with the new x, where y has followed, and the momentum of y there."""
+        alpha = self.rate(t)
+
+        def step(carry: tuple[Pair, Vector], own: Key, i: Any) -> tuple[Pair, Vector]:
+            z, omega = carry
+            own = key if self.shared_batch else own
+            past = client.g.dy(*z, own)
+            away = (local.t != t) & (i == 0)
+            omega = omega.map(lambda old, new: jnp.where(away, new, old), past)
+            z = feasible(client, Pair(x, z.y - self.lr_lower * alpha * omega))
+            return z, client.g.dy(*z, own) + (1 - self.c_lower * alpha**2) * (omega - past)
+
+        return client.repeat(self.lower_steps, step, (local.z, local.d.y), key)
+
+    def restarted(self, client: Client, first: Vector, x: Vector, key: Key) -> Pair:
+        """x with the y that is trained for this batch."""
+        z = feasible(client, Pair(x, first))
+        return Pair(z.x, trained(client, z, key, self.lr_lower, self.lower_steps, shared_batch=True))
+
+    def hypergradient(self, client: Client, z: Pair, key: Key) -> Vector:
+        return neumann_hypergradient(client, z, key, self.lr_adjoint, self.neumann_steps, self.shared_batch)
+
+    def batches(self, key: Key) -> tuple[Key, Key]:
+        """The names of the batches for y and for x."""
+        return (key, key) if self.shared_batch else tuple(jax.random.split(key))
 
     def solution(self, server: Server, memory: Local) -> tuple[Vector, Vector]:
         return server.x, memory.z.y
@@ -175,9 +225,9 @@ class DistBiOAcc(FedBiOAccLocal):
     b_1 / b    first_batch      the first momenta are computed on batches this many times larger
     =========  ==============   =====================
 
-    Two exchanges per round: 2p floats down and up; 2 Gf, 2 Gg, 2 J, 2Q H per client. Assumes what FedBiOAcc-Local
-    does. Follows the paper. The limit is exact on heterogeneous clients up to the truncation of the series. Partial
-    participation and constraints are as in FedBiOAcc-Local.
+    Two exchanges per round: 2p floats down and up; 2 Gf, 2K Gg, 2 J, 2Q H per client, with K = ``lower_steps``.
+    Assumes what FedBiOAcc-Local does. Follows the paper. The limit is exact on heterogeneous clients up to the
+    truncation of the series. Partial participation, constraints and the options for tasks are as in FedBiOAcc-Local.
     """
 
     local_steps: ClassVar[int] = 1  # pyright: ignore[reportIncompatibleVariableOverride] - no hyper-parameter any more

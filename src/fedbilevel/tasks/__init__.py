@@ -4,14 +4,43 @@ from collections.abc import Callable
 
 from fedbilevel.errors import Names
 from fedbilevel.task import Task
+from fedbilevel.tasks.client_weighting import client_weighting
 from fedbilevel.tasks.client_weighting_toy import client_weighting_toy
 from fedbilevel.tasks.data_cleaning import data_cleaning
+from fedbilevel.tasks.fairness import fairness
+from fedbilevel.tasks.few_shot import few_shot
+from fedbilevel.tasks.hyper_representation import hyper_representation
+from fedbilevel.tasks.loss_tuning import loss_tuning
 from fedbilevel.tasks.quadratic import Quadratic, quadratic
+from fedbilevel.tasks.regularization import regularization
 from fedbilevel.tasks.weighted_quadratics import WeightedQuadratics
 
 TASKS: Names[Callable[..., Task]] = Names(
     "task",
-    {"client-weighting-toy": client_weighting_toy, "data-cleaning": data_cleaning, "quadratic": quadratic},
+    {
+        "client-weighting": client_weighting,
+        "client-weighting-toy": client_weighting_toy,
+        "data-cleaning": data_cleaning,
+        "fairness": fairness,
+        "few-shot": few_shot,
+        "hyper-representation": hyper_representation,
+        "loss-tuning": loss_tuning,
+        "quadratic": quadratic,
+        "regularization": regularization,
+    },
 )
 
-__all__ = ["TASKS", "Quadratic", "WeightedQuadratics", "client_weighting_toy", "data_cleaning", "quadratic"]
+__all__ = [
+    "TASKS",
+    "Quadratic",
+    "WeightedQuadratics",
+    "client_weighting",
+    "client_weighting_toy",
+    "data_cleaning",
+    "fairness",
+    "few_shot",
+    "hyper_representation",
+    "loss_tuning",
+    "quadratic",
+    "regularization",
+]

@@ -1,175 +1,355 @@
 """Federated data cleaning: find the wrongly labelled training samples of all clients, together.
 
 Every client has training samples, some with wrong labels, and a few clean validation samples. x holds one number per
-training sample, whose sigmoid is the weight of that sample; y is the model trained with these weights on everybody's
-samples; x is chosen so that y does best on everybody's validation samples::
+training sample, which gives its weight; y is the model trained with these weights on everybody's samples; x is chosen
+so that y does best on everybody's validation samples. The weight is a sigmoid in a mean, or x itself in a sum::
 
     min_x  1/M sum_m mean_n loss(y_x; val_mn)
-    y_x = argmin_y  1/M sum_m mean_n sigmoid(x_mn) loss(y; train_mn) + l2/2 |y|^2
+    "sigmoid":  y_x = argmin_y  1/M sum_m mean_n sigmoid(x_mn) loss(y; train_mn) + l2/2 |y|^2
+    "raw":      y_x = argmin_y  1/M sum_m sum_n  x_mn          loss(y; train_mn) + l2/2 |y|^2,   0 <= x_mn <= 1/N
 
-Client m's validation samples all come from one class, so that no client can clean alone (Li, Huang, Huang:
-"Communication-Efficient Federated Bilevel Optimization with Global and Local Lower Level Problems", NeurIPS 2023,
-section 5.1). Client m's block of x concerns only its own samples: it is private and never sent.
+Li, Huang, Huang: "Communication-Efficient Federated Bilevel Optimization with Global and Local Lower Level Problems",
+NeurIPS 2023 (FedBiOAcc), section 5.1 and appendix B.1, has "raw" and validation samples of one class per client, so
+that no client can clean alone. "MeFBO: A Moreau Envelope Based First-order Stochastic Gradient Method for Nonconvex
+Federated Bilevel Optimization", section 4.3 and appendices B.3 and F, has "sigmoid", rc |y|^2 (l2 = 2 rc), and
+validation samples split off from every client's own part of the data. Client m's block of x concerns only its own
+samples: it is private and never sent.
+
+The first paper bounds x nowhere. A negative weight would reward the model for a large loss, which has no bound; and
+weights that grow make the steps of y longer and longer. Hence x lies between 0 and 1/N, N being the largest number of
+samples of a client: the sum is then at most the mean loss, steps and l2 mean the same in both forms, and both start
+with half of the full weight.
 """
 
 import csv
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from sklearn.datasets import load_digits
 from sklearn.metrics import roc_auc_score
 
 from fedbilevel.algorithms import FedAvg
-from fedbilevel.core import Problem
-from fedbilevel.data import corrupt
+from fedbilevel.core import Lookup, Problem
+from fedbilevel.data import DataSet, cifar_10, corrupt, load, shards
 from fedbilevel.errors import FedbilevelError, UnknownName
-from fedbilevel.models import Model, cross_entropy, mlp, squared_norm
-from fedbilevel.task import Reference, Task
+from fedbilevel.models import Model, cross_entropy, lenet5, mlp, outputs, squared_norm
+from fedbilevel.task import Details, Reference, Task
+from fedbilevel.vectors import box
 
-CLASSES = 10
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DATA = ("digits", "mnist", "fashion-mnist", "cifar-10")
+SHOWN = 20  # clients in the table of details
 
 
 @cache  # tasks of equal shape share their compiled code, whatever their seed
-def _problem(model: Model, samples: int, clients: int, l2: float, private: bool) -> Problem:
+def _problem(model: Model, samples: int, clients: int, l2: float, weights: str, private: bool) -> Problem:
     def upper(x: Any, y: Any, batch: Any) -> jax.Array:
         return cross_entropy(model.apply(y, batch["image"]), batch["label"]).mean()
 
     def lower(x: Any, y: Any, batch: Any) -> jax.Array:
         losses = cross_entropy(model.apply(y, batch["image"]), batch["label"])
-        return (jax.nn.sigmoid(x[batch["weight"]]) * losses).mean() + l2 / 2 * squared_norm(y)
+        own = x[batch["weight"]]
+        # A sum over the N samples of a client is N times their mean.
+        weight = jax.nn.sigmoid(own) if weights == "sigmoid" else batch["samples"] * own
+        return (weight * losses).mean() + l2 / 2 * squared_norm(y)
 
     def init(key: jax.Array) -> tuple[Any, Any]:
-        return jnp.zeros(samples if private else samples * clients), model.init(key)
+        half = 0.0 if weights == "sigmoid" else 0.5 / samples
+        return jnp.full(samples if private else samples * clients, half), model.init(key)
 
-    return Problem(upper, lower, init, private_x=private)
+    bounds = None if weights == "sigmoid" else box(0.0, 1 / samples)
+    return Problem(upper, lower, init, project_x=bounds, private_x=private)
+
+
+def _load(name: str) -> DataSet:
+    if name not in DATA:
+        raise UnknownName("data set for data-cleaning", name, DATA)
+    if name != "cifar-10":
+        return load(name)
+    try:
+        return cifar_10(part=True)  # the batches at hand
+    except FedbilevelError:
+        return cifar_10()
 
 
 def data_cleaning(
     data: str = "digits",
     clients: int = 10,
+    samples: int = 4500,
     corruption: float = 0.4,
-    validation: int = 20,
-    test: int = 500,
+    reading: Literal["wrong", "uniform"] = "wrong",
+    partition: str = "iid",
+    validation: int = 0,
+    validation_classes: str = "one",
+    test: int = 0,
+    weights: str = "sigmoid",
+    model: str = "mlp",
+    layers: int = 0,
     hidden: int = 64,
     l2: float = 1e-3,
-    batch_size: int = 32,
+    batch_size: int = 0,
+    validation_batch: int = 0,
     private: bool = True,
     seed: int = 0,
 ) -> Task:
     """Find wrongly labelled samples.
 
     Args:
-        data: "digits", the 1797 handwritten digits of 8 x 8 pixels that ship with scikit-learn.
+        data: "digits", the 1797 handwritten digits of 8 x 8 pixels that ship with scikit-learn; "mnist",
+            "fashion-mnist" or "cifar-10" (of which those training batches are used that are there).
         clients: number of clients.
-        corruption: share of the training labels that are wrong.
-        validation: clean validation images per client, all of class (client number mod 10).
-        test: test images, seen by nobody but the metrics.
-        hidden: width of the hidden layer of the model; 0 is logistic regression.
-        l2: weight decay.
-        batch_size: training rows per batch (validation rows are always all used).
-        private: whether every client keeps its sample weights (False: all weights are sent to everybody, as the paper
-            counts).
+        samples: training images per client, or an equal share of all images where these are fewer.
+        corruption: share of the training labels that are drawn again.
+        reading: how: "wrong", out of the other classes; "uniform", out of all classes.
+        partition: of the training images: "iid", or "shards", two label shards for each client.
+        validation: clean validation images per client; 0 is 20 for digits and 50 for others.
+        validation_classes: "one", all images of client m are of class m mod 10; "own", they are split off from the
+            client's part of the data and have its classes.
+        test: test images, seen by nobody but the metrics; 0 is 500 of the digits and all test images of others.
+        weights: "sigmoid" in a mean, or "raw" in a sum.
+        model: "mlp" or "cnn" (LeNet-5, for images of 28 x 28 or 32 x 32 pixels).
+        layers: fully connected layers of the mlp; 0 is 2 for digits and 3 for others.
+        hidden: width of the hidden layers of the mlp; 0 is logistic regression.
+        l2: weight decay: l2/2 |y|^2.
+        batch_size: training rows per batch; 0 is 32 for digits and 64 for others.
+        validation_batch: validation rows per batch; 0 is all.
+        private: whether every client keeps its sample weights (False: all weights are sent to everybody, as the
+            FedBiOAcc paper counts).
         seed: of the split and of the corruption.
     """
-    if data != "digits":
-        raise UnknownName("data set for data-cleaning", data, ["digits"])
+    kind, small = _load(data), data == "digits"
+    validation = validation or (20 if small else 50)
+    layers = layers or (2 if small else 3)
+    batch_size = batch_size or (32 if small else 64)
+    for name, value, known in (
+        ("reading", reading, ("wrong", "uniform")),
+        ("partition", partition, ("iid", "shards")),
+        ("validation_classes", validation_classes, ("one", "own")),
+        ("weights", weights, ("sigmoid", "raw")),
+        ("model", model, ("mlp", "cnn")),
+    ):
+        if value not in known:
+            raise FedbilevelError(f"data-cleaning: {name} is '{known[0]}' or '{known[1]}', not '{value}'.")
     if not 0 <= corruption < 1:
         raise FedbilevelError(f"data-cleaning: corruption is a share from 0 to below 1, not {corruption}.")
     if hidden < 0 or not l2 >= 0 or seed < 0:
         raise FedbilevelError("data-cleaning: hidden, l2 and seed must not be negative.")
-    digits: Any = load_digits()
-    images, labels = (digits.data / 16).astype(np.float32), digits.target.astype(np.int32)
     rng = np.random.default_rng(seed)
-    order = rng.permutation(len(images))
-    if clients < 1 or validation < 1 or not 1 <= test < len(images):
-        raise FedbilevelError("data-cleaning: clients, validation and test must be at least 1, and test below 1797.")
-    tested, rest = order[:test], order[test:]
-    of_class = [list(rest[labels[rest] == k]) for k in range(CLASSES)]
-    val = [
-        [of_class[m % CLASSES].pop() for _ in range(min(validation, len(of_class[m % CLASSES])))]
-        for m in range(clients)
-    ]
-    train = rng.permutation(np.concatenate(of_class))
-    if min(map(len, val)) < validation or len(train) < clients:
+    pixels, labels, classes = _images(kind), kind.train.labels, len(kind.classes)
+    order = rng.permutation(len(pixels))
+    if kind.test is None:
+        test, most = test or 500, len(pixels) - 1
+        test_images, test_labels, pool = pixels[order[:test]], labels[order[:test]], order[test:]
+    else:
+        test, most = test or len(kind.test.labels), len(kind.test.labels)
+        chosen = np.sort(rng.permutation(most)[:test])
+        test_images, test_labels, pool = _images(kind, test=True)[chosen], kind.test.labels[chosen], order
+    if min(clients, samples, validation, layers) < 1 or validation_batch < 0 or not 1 <= test <= most:
         raise FedbilevelError(
-            f"data-cleaning: {len(images)} images are too few for {clients} clients with {validation} validation "
-            f"images each and {test} test images."
+            "data-cleaning: clients, samples, validation and layers must be at least 1, "
+            f"validation_batch not negative, and test below {most + 1}."
+        )
+    train, val = _divide(labels, classes, pool, clients, samples, validation, validation_classes, partition, rng)
+    if min(map(len, val)) < validation or min(map(len, train)) < 1:
+        raise FedbilevelError(
+            f"data-cleaning: {len(pixels)} images are too few for {clients} clients with {validation} validation "
+            f"images each and {test if kind.test is None else 0} test images."
         )
 
-    parts = np.array_split(train, clients)
-    longest = len(parts[0])
-    given, wrong = zip(*(corrupt(labels[part], corruption, CLASSES, rng) for part in parts), strict=True)
-    own = np.arange(longest) < np.array(
-        [[len(part)] for part in parts]
-    )  # which entries of the blocks belong to a sample
+    given, wrong = zip(*(corrupt(labels[part], corruption, classes, rng, reading) for part in train), strict=True)
+    longest = max(map(len, train))
+    # Which entries of the blocks belong to a sample.
+    own = np.arange(longest) < np.array([[len(part)] for part in train])
     truth = np.zeros(own.shape, bool)
     truth[own] = np.concatenate(wrong)
 
     def client(m: int) -> dict[str, Any]:
-        weight = np.arange(len(parts[m])) + (0 if private else m * longest)
-        return {
-            "train": {"image": images[parts[m]], "label": given[m], "weight": weight.astype(np.int32)},
-            "val": {"image": images[val[m]], "label": labels[val[m]]},
-        }
+        size = len(train[m])
+        weight = np.arange(size) + (0 if private else m * longest)
+        rows = {"image": Lookup(pixels, train[m]), "label": given[m], "weight": weight.astype(np.int32)}
+        if weights == "raw":
+            rows["samples"] = np.full(size, size, np.float32)
+        return {"train": rows, "val": {"image": Lookup(pixels, val[m]), "label": labels[val[m]]}}
 
-    model = mlp(64, *([hidden] if hidden else []), CLASSES)
-    predict = jax.jit(lambda y, inputs: model.apply(y, inputs).argmax(1))
+    shape = pixels.shape[1:]
+    widths = [hidden] * (layers - 1) if hidden else []
+    network = lenet5(shape, classes) if model == "cnn" else mlp(int(np.prod(shape)), *widths, classes)
+    tested = jnp.asarray(test_images)
 
     def metrics(x: Any, y: Any) -> dict[str, float]:
-        blocks = np.asarray(x).reshape(own.shape)
-        seen = {"accuracy": float(np.mean(np.asarray(predict(y, images[tested])) == labels[tested]))}
+        says = outputs(network.apply, y, tested).argmax(1)
+        seen = {"accuracy": float(np.mean(says == test_labels))}
         if 0 < truth[own].mean() < 1:
-            seen["auc"] = float(roc_auc_score(truth[own], -blocks[own]))
+            seen["auc"] = float(roc_auc_score(truth[own], -np.asarray(x).reshape(own.shape)[own]))
         return seen
 
+    def findings(results: Mapping[str, Any]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """For every client, the weights of its samples as shares of the full weight, and what the model says."""
+        x = np.asarray(results["run"].x, float).reshape(own.shape)
+        share = 1 / (1 + np.exp(-x)) if weights == "sigmoid" else x * longest
+        says = outputs(network.apply, results["run"].y, pixels[np.concatenate(train)]).argmax(1)
+        return [row[mine] for row, mine in zip(share, own, strict=True)], np.split(says, np.cumsum(own.sum(1))[:-1])
+
+    def suspects(share: np.ndarray, says: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """The samples whose label the model denies, those of least weight first."""
+        order = np.argsort(share, kind="stable")
+        return order[says[order] != labels[order]]
+
     def files(results: Mapping[str, Any], folder: Path) -> None:
-        x, y = results["run"].x, results["run"].y
-        path = folder / "suspects.csv"
-        weights = 1 / (1 + np.exp(-np.asarray(x, float).reshape(own.shape)))
-        with path.open("w", newline="") as file:
+        with (folder / "suspects.csv").open("w", newline="") as file:
             table = csv.writer(file)
-            table.writerow(
-                ["client", "rank", "sample", "weight", "given_label", "model_says", "digits_index", "really_wrong"]
-            )
-            for m, part in enumerate(parts):
-                says = np.asarray(predict(y, images[part]))
-                order = np.argsort(weights[m, : len(part)], kind="stable")
-                suspects = [n for n in order if says[n] != given[m][n]]
-                for rank, n in enumerate(suspects, 1):
-                    row = [f"{weights[m, n]:.4f}", given[m][n], says[n], part[n], "yes" if wrong[m][n] else "no"]
+            table.writerow(["client", "rank", "sample", "weight", "given_label", "model_says", "index", "really_wrong"])
+            for m, (share, says) in enumerate(zip(*findings(results), strict=True)):
+                for rank, n in enumerate(suspects(share, says, given[m]), 1):
+                    row = [f"{share[n]:.4f}", given[m][n], says[n], train[m][n], "yes" if wrong[m][n] else "no"]
                     table.writerow([m, rank, n, *row])
 
-    # Weight 1 for all, and for the samples with a right label only: sigmoid(20) is 1 and sigmoid(-20) is 0 to nine
-    # digits.
-    shape = own.shape if private else own.size
-    everything, clean = np.full(own.shape, 20.0), np.where(truth, -20.0, 20.0)
+    def details(results: Mapping[str, Any]) -> Details:
+        rows = []
+        for m, (share, says) in enumerate(zip(*findings(results), strict=True)):
+            found = wrong[m][suspects(share, says, given[m])]
+            auc = float(roc_auc_score(wrong[m], -share)) if 0 < wrong[m].mean() < 1 else "-"
+            precision = float(found.mean()) if len(found) else "-"
+            rows.append([m, len(share), int(wrong[m].sum()), len(found), int(found.sum()), precision, auc])
+        title = "Suspects: labels that the model denies" + (f" (the first {SHOWN} clients)" if clients > SHOWN else "")
+        headings = ("client", "images", "wrong labels", "suspects", "really wrong", "share", "AUC of the weights")
+        return Details(title, headings, rows[:SHOWN])
+
+    def picture(results: Mapping[str, Any], figure: "Figure") -> None:
+        shares, says = (np.concatenate(parts) for parts in findings(results))
+        told, is_wrong, index = (np.concatenate(parts) for parts in (given, wrong, train))
+        _draw(figure, kind, index, told, says, is_wrong, shares, suspects(shares, says, told))
+
+    # All samples with the full weight, and those with a right label only: sigmoid(20) is 1 and sigmoid(-20) is 0 to
+    # nine digits.
+    none, full = (-20.0, 20.0) if weights == "sigmoid" else (0.0, 1 / longest)
+    everything, clean = (np.where(truth & out, none, full) for out in (False, True))
+    blocks = own.shape if private else own.size
+    lr = 0.5 if model == "mlp" else 0.1
+    # A sample is drawn in a share batch / N of the steps, and its gradient has the factor 1 / batch: for as many
+    # rounds, steps of x are proportional to N. Where a few draws are all there is, too long a step drives weights to 0
+    # or 1 before the model knows better. Raw weights are 1 / N as large with N times the gradient, and the slope of the
+    # sigmoid at the start, 1/4, counts twice. Weights of one half leave room for longer steps of y.
+    lr_upper = (20.0 if small else longest / 150) * (1 if weights == "sigmoid" else 1 / (16 * longest**2))
+    lr_upper *= 1 if private else clients  # a mean over clients divides by M what one of them says of its samples
+    steps = {"lr_upper": lr_upper, "lr_lower": lr if small else 2 * lr, "lr_adjoint": 0.02}
+    local = {f"local_{name}": step for name, step in steps.items()}
     return Task(
-        _problem(model, longest, clients, l2, private),
+        _problem(network, longest, clients, l2, weights, private),
         [client(m) for m in range(clients)],
-        batch_size={"train": batch_size, "val": None},
+        batch_size={"train": batch_size, "val": validation_batch or None},
         metrics=metrics,
         name="data-cleaning",
         options={
             "data": data,
             "clients": clients,
+            "samples": samples,
             "corruption": corruption,
+            "reading": reading,
+            "partition": partition,
             "validation": validation,
+            "validation_classes": validation_classes,
             "test": test,
+            "weights": weights,
+            "model": model,
+            "layers": layers,
             "hidden": hidden,
             "l2": l2,
             "batch_size": batch_size,
+            "validation_batch": validation_batch,
             "private": private,
             "seed": seed,
         },
         references=[
-            Reference("noisy", "FedAvg on the noisy labels", FedAvg(), everything.reshape(shape)),
-            Reference("clean", "FedAvg on the clean labels only", FedAvg(), clean.reshape(shape)),
+            Reference("noisy", "FedAvg on the noisy labels", FedAvg(lr_lower=lr), everything.reshape(blocks)),
+            Reference("clean", "FedAvg on the clean labels only", FedAvg(lr_lower=lr), clean.reshape(blocks)),
         ],
+        details=details,
+        picture=picture,
         files=files,
         headline={"accuracy": "test accuracy", "auc": "AUC of the weights"},
+        suggested={"fedbioacc": steps, "fedbio": steps, "simfbo": {**steps, **local, "local_steps": 5}},
+        algorithm="fedbioacc" if small else "fedbio",
+        rounds=200 if small else 300,
     )
+
+
+def _images(kind: DataSet, test: bool = False) -> np.ndarray:
+    """Images with an axis of channels; those whose white is not 255, which models know, as floats."""
+    assert kind.peak is not None
+    pixels = kind.test.inputs if test and kind.test is not None else kind.train.inputs
+    pixels = pixels if kind.peak == 255 else (pixels / kind.peak).astype(np.float32)
+    return pixels if pixels.ndim == 4 else pixels[..., None]
+
+
+def _divide(
+    labels: np.ndarray,
+    classes: int,
+    pool: np.ndarray,
+    clients: int,
+    samples: int,
+    validation: int,
+    validation_classes: str,
+    partition: str,
+    rng: np.random.Generator,
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """The training and the validation images of every client, out of a shuffled pool; fewer where it is too small."""
+
+    def parts(members: np.ndarray) -> list[np.ndarray]:
+        if partition == "iid":
+            return np.array_split(members, clients)
+        return [members[part] for part in shards(labels[members], clients, rng)]
+
+    if validation_classes == "own":
+        pieces = [rng.permutation(part) for part in parts(pool[: clients * (samples + validation)])]
+        return [piece[validation:] for piece in pieces], [piece[:validation] for piece in pieces]
+    of_class = [list(pool[labels[pool] == k]) for k in range(classes)]
+    val = []
+    for m in range(clients):
+        own = of_class[m % classes]
+        val.append(np.array([own.pop() for _ in range(min(validation, len(own)))], int))
+    return parts(rng.permutation(np.concatenate(of_class).astype(int))[: clients * samples]), val
+
+
+def _draw(
+    figure: "Figure",
+    kind: DataSet,
+    index: np.ndarray,
+    given: np.ndarray,
+    says: np.ndarray,
+    wrong: np.ndarray,
+    shares: np.ndarray,
+    suspects: np.ndarray,
+) -> None:
+    """The images that are most suspicious, and how the weights of right and wrong labels are distributed."""
+    columns, rows = 10, 4
+    figure.set_size_inches(13, 5.2)
+    halves: Any = figure.subfigures(1, 2, width_ratios=[2.2, 1])
+    left, right = halves
+    left.suptitle(
+        "The most suspicious images: given label → what the model says (red: the label is wrong, blue: right)"
+    )
+    grid = left.subplots(rows, columns, squeeze=False)
+    short = max(map(len, kind.classes)) <= 2
+    for axes in grid.flat:
+        axes.axis("off")
+    for axes, n in zip(grid.flat, suspects, strict=False):
+        axes.imshow(kind.train.inputs[index[n]], cmap="gray")
+        text = f"{kind.classes[given[n]]}{' → ' if short else chr(10) + '→ '}{kind.classes[says[n]]}"
+        axes.set_title(text, fontsize=10 if short else 8, color="tab:red" if wrong[n] else "tab:blue", pad=3)
+    axes = right.subplots()
+    bins = np.linspace(0, 1, 41)
+    for chosen, color, label in ((wrong, "tab:red", "wrong labels"), (~wrong, "tab:blue", "right labels")):
+        if chosen.any():
+            axes.hist(shares[chosen], bins, color=color, alpha=0.55, label=f"{label} ({chosen.sum()})")
+    axes.set_xlabel("weight of a training sample")
+    axes.set_ylabel("samples")
+    axes.set_title("Weights of all clients' samples")
+    axes.margins(y=0.2)  # room for the legend
+    axes.legend(frameon=False, loc="upper center")

@@ -1,0 +1,86 @@
+"""What the tasks on small images share: the images of a data set, divided among clients, and standardised inputs."""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedbilevel import data as sets
+from fedbilevel.core import Lookup
+from fedbilevel.errors import FedbilevelError, UnknownName
+from fedbilevel.models import Model, scaled
+
+DATA = ("mnist", "fashion-mnist", "digits", "cifar-10")
+DIGITS_TEST = 500  # test images of the digits, which come without a split
+PARTITIONS = {"iid": sets.iid, "non-iid": sets.shards}
+
+
+class Images(NamedTuple):
+    """Pixels are uint8 with white 255; mean and deviation are those of all training pixels, as numbers from 0 to 1."""
+
+    train: np.ndarray
+    labels: np.ndarray
+    test: np.ndarray
+    test_labels: np.ndarray
+    classes: tuple[str, ...]
+    mean: float
+    deviation: float
+
+    @property
+    def pixels(self) -> int:
+        return int(np.prod(self.train.shape[1:]))
+
+    def rows(self, index: np.ndarray) -> dict[str, Any]:
+        """Some training rows of one client."""
+        return {"image": Lookup(self.train, index.astype(np.int32)), "label": self.labels[index]}
+
+
+def images(task: str, name: str, seed: int) -> Images:
+    """The images of a data set; 500 of the digits, drawn with the seed, are test images."""
+    if name not in DATA:
+        raise UnknownName(f"data set for {task}", name, list(DATA))
+    loaded = sets.load(name)
+    if name == "digits":
+        order = np.random.default_rng(seed).permutation(len(loaded.train.labels))
+        tested, rest = order[:DIGITS_TEST], order[DIGITS_TEST:]
+        bright = np.rint(loaded.train.inputs * (255 / 16)).astype(np.uint8)
+        labels = loaded.train.labels
+        parts = bright[rest], labels[rest], bright[tested], labels[tested]
+    else:
+        assert loaded.test is not None
+        parts = loaded.train.inputs, loaded.train.labels, loaded.test.inputs, loaded.test.labels
+    levels = np.bincount(parts[0].ravel(), minlength=256) / parts[0].size
+    brightness = np.arange(256) / 255
+    mean = float(levels @ brightness)
+    return Images(*parts, loaded.classes, mean, float(np.sqrt(levels @ (brightness - mean) ** 2)))
+
+
+def divide(
+    task: str, labels: np.ndarray, partition: str, clients: int, validation: float, rng: np.random.Generator
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Training and validation samples of every client, as indices."""
+    if partition not in PARTITIONS:
+        raise UnknownName(f"partition for {task}", partition, list(PARTITIONS))
+    if not 0 < validation < 1:
+        raise FedbilevelError(f"{task}: validation is a share of every client's images, between 0 and 1.")
+    train, held_out = sets.split(PARTITIONS[partition](labels, clients, rng), (1 - validation, validation), rng)
+    return train, held_out
+
+
+@cache  # equal models are the same object, so that tasks made twice share their compiled code
+def standardised(model: Model, mean: float, deviation: float) -> Model:
+    """The model behind pixels of mean 0 and deviation 1."""
+
+    def apply(parameters: Any, inputs: jax.Array) -> jax.Array:
+        return model.apply(parameters, (scaled(inputs, jnp.result_type(float)) - mean) / deviation)
+
+    return Model(model.init, apply)
+
+
+def per_class(correct: np.ndarray, labels: np.ndarray, classes: Sequence[str]) -> np.ndarray:
+    """The accuracy of every class; NaN for one without test images."""
+    with np.errstate(invalid="ignore"):
+        return np.bincount(labels, correct, len(classes)) / np.bincount(labels, minlength=len(classes))
