@@ -187,3 +187,10 @@ def test_the_default_run(tmp_path: Path) -> None:
     first, last = finished.result.history[0]["accuracy"], finished.summary["accuracy"]
     assert last > first + 0.2  # 0.473 and 0.889 were seen
     assert last > 0.8
+
+
+def test_heads_and_algorithm_must_agree(drawings: DataSet) -> None:
+    task = few_shot(tasks=2, held_out=1, filters=4, ways=2, queries=2, size=16, adapt_steps=1)
+    for algorithm in (fb.FedBiOLocal(), fb.FedBiOLocal(shared_batch=True)):
+        with pytest.raises(fb.FedbilevelError, match="needs an algorithm with"):
+            fb.solve(task, algorithm, rounds=1)

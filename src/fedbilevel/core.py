@@ -53,6 +53,8 @@ class Problem:
             shape that ``init`` gives; solutions have a leading axis of clients.
         weighting: x is one flat array, the weight of every client: the lower objective is sum_m x_m lower_m(y), and
             ``lower`` (which does not look at its x) is a client's own loss. x lies in the probability simplex.
+        needs: hyper-parameters that an algorithm must have, as ``(("restart", True), ...)``, where any others would
+            give wrong results in silence.
     """
 
     upper: Loss
@@ -63,6 +65,7 @@ class Problem:
     lower_level: Literal["global", "local"] = "global"
     private_x: bool = False
     weighting: bool = False
+    needs: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         if self.lower_level not in ("global", "local"):

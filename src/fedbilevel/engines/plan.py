@@ -37,6 +37,12 @@ class Program:
                 f"but this one's is {self.problem.lower_level}."
             )
         name, weighting = type(self.algorithm).__name__, self.problem.weighting
+        for wanted, value in self.problem.needs:
+            if getattr(self.algorithm, wanted, None) != value:
+                raise FedbilevelError(
+                    f"this problem needs an algorithm with {wanted} = {value}, which {name} does not have: "
+                    "its results would mean nothing."
+                )
         if self.algorithm.weighting and not weighting:
             raise FedbilevelError(
                 f"{name} weighs clients: it needs a problem with weighting=True, whose x is the clients' weights."

@@ -173,7 +173,9 @@ def _losses(model: Model, ways: int, features: int, heads: int, restart: bool, l
     def learn(x: Any, support: Any, query: Any) -> tuple[jax.Array, jax.Array]:
         return jax.lax.map(lambda task: learned(x, *task), (support, query), batch_size=4)
 
-    return Losses(Problem(upper, lower, init, lower_level="local"), jax.jit(learn))
+    # A head is about one task: all batches of a step must be the same tasks, and no others where heads start again.
+    needs = (("shared_batch", True), ("restart", restart))
+    return Losses(Problem(upper, lower, init, lower_level="local", needs=needs), jax.jit(learn))
 
 
 def _nearest(support: Any, query: Any) -> np.ndarray:
