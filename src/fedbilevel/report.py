@@ -41,7 +41,8 @@ def table(finished: Finished) -> Table:
             f"{result.metrics[m]:.4g}" if _says_something(m, result, finished) else "-" for m in task.headline
         ]  # fmt: skip
         end = result.metrics
-        shown.add_row(title, *values, str(end["round"]), f"{end['megabytes']:.1f}", f"{result.seconds:.1f}")
+        cells = (title, *values, str(end["round"]), f"{end['megabytes']:.1f}", f"{result.seconds:.1f}")
+        shown.add_row(*cells, style="bold" if result is finished.result else None)
     return shown
 
 

@@ -188,7 +188,7 @@ def client_weighting(
         curves.set_title("weights over the rounds (dotted: opt)")
         curves.legend(frameon=False, ncols=2, loc="upper center")
 
-    weights = {f"weight_{m}": f"weight of {titles[m]}" for m in range(good)} if partition == "labels" else {}
+    weights = {f"weight_{m}": f"x of {titles[m]}" for m in range(good)} if partition == "labels" else {}
     return Task(
         _problem(network, clients),
         [{"train": rows(part, label)} for part, label in zip(parts, given, strict=True)],
@@ -208,14 +208,14 @@ def client_weighting(
             "seed": seed,
         },
         references=[
-            Reference("val", "val: server's images only", FedAvg(STEP, 1, validation_only=True), None),
-            Reference("avg", "avg: equal weights", FedAvg(STEP, 1), np.full(clients, 1 / clients)),
-            Reference("opt", f"opt: {ideal}", FedAvg(STEP, 1), best),
-            Reference("afl", "AFL: worst mixture", AFL(STEP_OF_WEIGHTS, STEP), None),
+            Reference("val", "val", FedAvg(STEP, 1, validation_only=True), None),
+            Reference("avg", "avg", FedAvg(STEP, 1), np.full(clients, 1 / clients)),
+            Reference("opt", "opt", FedAvg(STEP, 1), best),
+            Reference("afl", "AFL", AFL(STEP_OF_WEIGHTS, STEP), None),
         ],
         details=details,
         picture=picture,
-        headline={"accuracy": "test accuracy", "noise_weight": "weight of noise", **weights},
+        headline={"accuracy": "accuracy", "noise_weight": "x of noise", **weights},
         # RFHO's derivative through one step of the model is shorter by the length of that step.
         suggested={"rfho": {**STEPS, "lr_upper": 10 * STEP_OF_WEIGHTS}, "*": STEPS},
         server=rows(of_server, labels[of_server]),
