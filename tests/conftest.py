@@ -1,5 +1,6 @@
 """Double precision for the whole suite; the command line and the benchmarks run in single precision, as users do."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,15 @@ import pytest
 from hypothesis import settings
 
 jax.config.update("jax_enable_x64", True)
+# Most of the time of the suite is compilation, of programs that then run for milliseconds: hardly optimised they are
+# there in two thirds of the time. What tests start as a command is optimised as for users.
+before = os.environ.get("XLA_FLAGS")
+os.environ["XLA_FLAGS"] = f"{before or ''} --xla_backend_optimization_level=1"
+jax.devices()  # reads the flags
+if before is None:
+    del os.environ["XLA_FLAGS"]
+else:
+    os.environ["XLA_FLAGS"] = before
 settings.register_profile("suite", deadline=None, max_examples=8, derandomize=True)
 settings.load_profile("suite")
 

@@ -15,7 +15,7 @@ from fedbilevel.engines.simulation import Simulation, traces
 from fedbilevel.tasks import Quadratic, WeightedQuadratics
 from helpers import identical, largest_difference, sample_weights
 
-FAST = {"fedbio", "fednest", "fedmbo", "simfbo", "primal-dual", "fedbio-local", "sustain"}
+FAST = {"fedbio", "fednest", "simfbo", "primal-dual", "fedbio-local"}
 
 
 def entry_of(name: str) -> Any:
