@@ -237,16 +237,15 @@ def data_cleaning(
     none, full = (-20.0, 20.0) if weights == "sigmoid" else (0.0, 1 / longest)
     everything, clean = (np.where(truth & out, none, full) for out in (False, True))
     blocks = own.shape if private else own.size
-    lr = 0.5 if model == "mlp" else 0.1
+    lr = 0.03 if data == "cifar-10" else 0.5 if model == "mlp" else 0.1  # the larger the inputs, the shorter the steps
     # A sample is drawn in a share batch / N of the steps, and its gradient has the factor 1 / batch: for as many
     # rounds, steps of x are proportional to N. Raw weights are 1 / N as large with N times the gradient, and the slope
     # of the sigmoid at the start, 1/4, counts twice.
     noise = next(level for level in STEPS if corruption <= level)
-    lr_upper, lr_lower, lr_adjoint = (20.0, lr, 0.02) if small else STEPS[noise]
+    lr_upper, lr_lower, lr_adjoint = (20.0, 0.5, 0.02) if small else STEPS[noise]
     lr_upper *= (1 if small else longest / 4500) * (1 if weights == "sigmoid" else 1 / (16 * longest**2))
     lr_upper *= 1 if private else clients  # a mean over clients divides by M what one of them says of its samples
-    lr_lower = lr_lower if model == "mlp" else 0.1
-    steps = {"lr_upper": lr_upper, "lr_lower": lr_lower, "lr_adjoint": lr_adjoint}
+    steps = {"lr_upper": lr_upper, "lr_lower": lr_lower * lr / 0.5, "lr_adjoint": lr_adjoint * lr / 0.5}
     local = {f"local_{name}": step for name, step in steps.items()}
     return Task(
         _problem(network, longest, clients, l2, weights, private),
