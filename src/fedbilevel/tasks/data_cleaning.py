@@ -34,16 +34,16 @@ from sklearn.metrics import roc_auc_score
 
 from fedbilevel.algorithms import FedAvg
 from fedbilevel.core import Lookup, Problem
-from fedbilevel.data import DataSet, cifar_10, corrupt, load, shards
-from fedbilevel.errors import FedbilevelError, UnknownName
+from fedbilevel.data import DataSet, corrupt, shards
+from fedbilevel.errors import FedbilevelError
 from fedbilevel.models import Model, cross_entropy, lenet5, mlp, outputs, squared_norm
 from fedbilevel.task import Details, Reference, Task
+from fedbilevel.tasks.images import available
 from fedbilevel.vectors import box
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DATA = ("digits", "mnist", "fashion-mnist", "cifar-10")
 SHOWN = 20  # clients in the table of details
 # Steps of x, y and the adjoint up to a share of wrong labels, tuned on MNIST (seed 1, 4500 images per client). The less
 # the model knows at the start, the longer the steps of x that pay: with few wrong labels they only take weight from
@@ -69,17 +69,6 @@ def _problem(model: Model, samples: int, clients: int, l2: float, weights: str, 
 
     bounds = None if weights == "sigmoid" else box(0.0, 1 / samples)
     return Problem(upper, lower, init, project_x=bounds, private_x=private)
-
-
-def _load(name: str) -> DataSet:
-    if name not in DATA:
-        raise UnknownName("data set for data-cleaning", name, DATA)
-    if name != "cifar-10":
-        return load(name)
-    try:
-        return cifar_10(part=True)  # the batches at hand
-    except FedbilevelError:
-        return cifar_10()
 
 
 def data_cleaning(
@@ -128,7 +117,7 @@ def data_cleaning(
             FedBiOAcc paper counts).
         seed: of the split and of the corruption.
     """
-    kind, small = _load(data), data == "digits"
+    kind, small = available("data-cleaning", data), data == "digits"
     corruption = corruption if corruption != -1 else 0.4 if small else 0.8
     validation = validation or (20 if small else 50)
     layers = layers or (2 if small else 3)

@@ -33,16 +33,31 @@ class Images(NamedTuple):
     def pixels(self) -> int:
         return int(np.prod(self.train.shape[1:]))
 
+    @property
+    def shorter(self) -> float:
+        """How much shorter steps of the first layer must be than for MNIST: a Hessian grows with the pixels."""
+        return min(1.0, 784 / self.pixels)
+
     def rows(self, index: np.ndarray) -> dict[str, Any]:
         """Some training rows of one client."""
         return {"image": Lookup(self.train, index.astype(np.int32)), "label": self.labels[index]}
 
 
-def images(task: str, name: str, seed: int) -> Images:
-    """The images of a data set; 500 of the digits, drawn with the seed, are test images."""
+def available(task: str, name: str) -> sets.DataSet:
+    """A data set; of CIFAR-10 those training batches that are there, or all of it where there is none."""
     if name not in DATA:
         raise UnknownName(f"data set for {task}", name, list(DATA))
-    loaded = sets.load(name)
+    if name == "cifar-10":
+        try:
+            return sets.cifar_10(part=True)
+        except FedbilevelError:
+            return sets.cifar_10()
+    return sets.load(name)
+
+
+def images(task: str, name: str, seed: int) -> Images:
+    """The images of a data set; 500 of the digits, drawn with the seed, are test images."""
+    loaded = available(task, name)
     if name == "digits":
         order = np.random.default_rng(seed).permutation(len(loaded.train.labels))
         tested, rest = order[:DIGITS_TEST], order[DIGITS_TEST:]

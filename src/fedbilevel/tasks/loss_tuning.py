@@ -34,10 +34,7 @@ from fedbilevel.tasks.images import divide, images, per_class, standardised
 
 # The paper has 0.08, 0.05, 0.01 (one local step), which is slower: on seed 1, after 400 rounds, a balanced accuracy of
 # 0.871 instead of 0.914.
-SIMFBO = {
-    "lr_upper": 0.25, "local_lr_upper": 0.25, "lr_lower": 0.2, "local_lr_lower": 0.2, "lr_adjoint": 0.01,
-    "local_lr_adjoint": 0.01, "shared_batch": True,
-}  # fmt: skip
+STEPS = {"lr_upper": 0.25, "lr_lower": 0.2, "lr_adjoint": 0.01}
 # The paper's 0.1, 0.06, 0.01 with prox 0.015 cannot be stable: theta must keep up with y.
 MEFBO = {
     "lr_upper": constant(0.1), "local_lr_upper": constant(0.1), "lr_lower": constant(0.05),
@@ -170,7 +167,9 @@ def loss_tuning(
 
     started = {"omega": np.ones(number), "delta": np.ones(number), "tau": np.zeros(number)}
     share = sizes / sizes.sum()
-    fedavg = FedAvg(lr_lower=0.2, local_steps=1)
+    steps = {**STEPS, **{name: STEPS[name] * found.shorter for name in ("lr_lower", "lr_adjoint")}}
+    simfbo = {**steps, **{f"local_{name}": step for name, step in steps.items()}, "shared_batch": True}
+    fedavg = FedAvg(lr_lower=steps["lr_lower"], local_steps=1)
     return Task(
         _problem(model, number, tuple(balance.tolist()), rc),
         [{"train": found.rows(train[m]), "val": found.rows(val[m])} for m in range(clients)],
@@ -197,7 +196,7 @@ def loss_tuning(
         details=details,
         picture=picture,
         headline={"accuracy": "accuracy", "worst": "worst", "loss": "loss"},
-        suggested={"simfbo": SIMFBO, "shrofbo": SIMFBO, "mefbo": MEFBO},
+        suggested={"simfbo": simfbo, "shrofbo": simfbo, "mefbo": MEFBO},
         algorithm="simfbo",
         rounds=600,
         sample="10" if clients > 10 else "everyone",
