@@ -22,16 +22,6 @@ settings.register_profile("suite", deadline=None, max_examples=8, derandomize=Tr
 settings.load_profile("suite")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share compiled programs run in one process: those of a file, or of an algorithm in the contract."""
-    for item in items:
-        group = item.path.name
-        if group.startswith("test_contract"):
-            group += item.name.partition("[")[2].partition(":")[0]
-        item.add_marker(pytest.mark.xdist_group(group))
-
-
 @pytest.fixture(autouse=True)
 def forget_compiled_programs() -> Iterator[None]:
     """Every compiled program takes some hundred memory maps, of which a process has 65530 by default on Linux."""

@@ -120,7 +120,14 @@ def test_a_private_upper_variable(entry: Entry) -> None:
     assert not local.failures
 
 
-@pytest.mark.parametrize("name", [n for n, e in CONTRACT.items() if e.small.upper_at == "either"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=() if n in ("gd", "stocbio") else pytest.mark.slow)
+        for n, e in CONTRACT.items()
+        if e.small.upper_at == "either"
+    ],
+)
 def test_the_upper_loss_on_the_server(name: str) -> None:
     """Engines agree on client weights with validation rows that only the server has."""
     algorithm = CONTRACT[name].small

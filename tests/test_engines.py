@@ -50,6 +50,7 @@ def test_engines_agree_on_every_word_of_the_vocabulary(cohort: Any) -> None:
     np.testing.assert_array_equal(a.served, b.served)
 
 
+@pytest.mark.slow
 def test_projections_of_private_blocks_are_the_same_in_both_engines() -> None:
     problem = replace(PRIVATE.problem, project_x=fb.vectors.box(-0.01, 0.02), project_y=fb.vectors.ball(1.0))
     algorithm = fb.FedBiOAcc(lr_upper=2.0, local_steps=2)

@@ -29,6 +29,7 @@ def test_the_displacement_is_linear_in_the_steps() -> None:
     assert far / near == pytest.approx(10, rel=0.05)
 
 
+@pytest.mark.slow
 def test_forgetting_leaves_a_drift_that_vanishes_with_the_rate() -> None:
     """c > 0 leaves a drift of order c alpha^2."""
     drifts = [distance(T1, fb.FedBiOAcc(0.1, 0.2, 0.2, rate=rate, local_steps=5), 40000) for rate in (0.2, 0.1)]
@@ -72,6 +73,7 @@ def test_projections_keep_x_and_y_feasible(kind: Any, steps: dict[str, float]) -
     np.testing.assert_allclose(x, np.clip(x - 0.1 * T1.hypergradient(x), -0.05, 0.05), atol=1e-10)
 
 
+@pytest.mark.slow
 def test_stochastic_runs_average_out() -> None:
     """Mini-batches of a finite sum: with a falling rate FedBiOAcc comes close to the solution of the full problem."""
     rng = np.random.default_rng(0)

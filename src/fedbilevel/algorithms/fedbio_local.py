@@ -127,7 +127,8 @@ class DistBiO(FedBiOLocal):
 
     One exchange per round: p floats down and up; 1 Gf, K Gg, 1 J, Q H per client, with K = ``lower_steps``. Assumes
     what FedBiO-Local does. Follows the paper. The limit is exact on heterogeneous clients up to the truncation of the
-    series. Partial participation, constraints and the options for tasks are as in FedBiO-Local.
+    series.Partial participation,
+    constraints, ``shared_batch`` and ``restart`` are as in FedBiO-Local.
     """
 
     local_steps: ClassVar[int] = 1  # pyright: ignore[reportIncompatibleVariableOverride] - no hyper-parameter any more
