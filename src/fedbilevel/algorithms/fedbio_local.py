@@ -127,7 +127,7 @@ class DistBiO(FedBiOLocal):
 
     One exchange per round: p floats down and up; 1 Gf, K Gg, 1 J, Q H per client, with K = ``lower_steps``. Assumes
     what FedBiO-Local does. Follows the paper. The limit is exact on heterogeneous clients up to the truncation of the
-    series.Partial participation,
+    series. Partial participation,
     constraints, ``shared_batch`` and ``restart`` are as in FedBiO-Local.
     """
 

@@ -227,7 +227,7 @@ class DistBiOAcc(FedBiOAccLocal):
 
     Two exchanges per round: 2p floats down and up; 2 Gf, 2K Gg, 2 J, 2Q H per client, with K = ``lower_steps``.
     Assumes what FedBiOAcc-Local does. Follows the paper. The limit is exact on heterogeneous clients up to the
-    truncation of the series.Partial participation,
+    truncation of the series. Partial participation,
     constraints, ``shared_batch`` and ``restart`` are as in FedBiOAcc-Local.
     """
 
