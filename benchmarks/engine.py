@@ -7,6 +7,7 @@
 """
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
@@ -206,6 +207,12 @@ def report(title: str, times: dict[str, list[float]]) -> None:
     print(title)
     for name, each in times.items():
         print(f"  {name:<28}{statistics.median(each):9.2f} ms per round (best {min(each):.2f})")
+
+
+def use_threads(count: int) -> None:
+    """One thread for XLA, or as many as it likes; to be called before JAX starts its backend, which reads this."""
+    if count == 1:
+        os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_multi_thread_eigen=false"
 
 
 def peak_memory(clients: int) -> float:

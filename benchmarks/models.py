@@ -10,7 +10,6 @@ wait for each other, and the ratio says nothing about the arithmetic.
 """
 
 import argparse
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.engine import interleaved, ratio, report
+from benchmarks.engine import interleaved, ratio, report, use_threads
 from fedbilevel.models import Model, conv4, convolve, cross_entropy, lenet5
 
 RATE = 1e-3
@@ -111,8 +110,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
-    if options.threads == 1:  # read when JAX starts its backend, which nothing has done yet
-        os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_multi_thread_eigen=false"
+    use_threads(options.threads)
     try:
         import torch  # pyright: ignore[reportMissingImports]
     except ImportError:

@@ -7,7 +7,6 @@ free. It can be a little too high: products that the compiler finds to be equal 
 """
 
 import argparse
-import os
 import statistics
 import time
 from collections import Counter
@@ -19,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from benchmarks.engine import use_threads
 from fedbilevel.engines.participation import participation
 from fedbilevel.engines.simulation import Simulation
 from fedbilevel.experiment import Experiment
@@ -105,8 +105,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
-    if options.threads == 1:  # read when JAX starts its backend, which nothing has done yet
-        os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_multi_thread_eigen=false"
+    use_threads(options.threads)
     print(f"{'task':<22}{'algorithm':<18}{'ms per round':>13}{'in products':>13}{'share':>7}{'GFLOP':>8}")
     for name in options.tasks or TASKS:
         experiment, task, algorithm = Experiment(name).build()

@@ -1,15 +1,24 @@
 """What several tests need."""
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import fedbilevel as fb
 from fedbilevel.core import Client, Clients, Key
 from fedbilevel.vectors import Vector, add, dot, norm
+
+REAL = os.environ.get("FEDBILEVEL_DATA", "")
+real = pytest.mark.skipif(
+    not REAL or not all(Path(entry).is_dir() for entry in REAL.split(os.pathsep)),
+    reason="FEDBILEVEL_DATA does not name a folder",
+)
 
 
 def largest_difference(a: Any, b: Any) -> float:

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,12 +19,8 @@ from fedbilevel.data import load
 from fedbilevel.experiment import Experiment, run
 from fedbilevel.tasks import WeightedQuadratics, client_weighting
 from fedbilevel.tasks.client_weighting import LABELS
+from helpers import real
 
-REAL = os.environ.get("FEDBILEVEL_DATA", "")
-real = pytest.mark.skipif(
-    not REAL or not all(Path(entry).is_dir() for entry in REAL.split(os.pathsep)),
-    reason="FEDBILEVEL_DATA does not name a folder",
-)
 SMALL = {"data": "digits", "hidden": 4, "batch_size": 8}
 
 

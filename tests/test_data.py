@@ -21,12 +21,8 @@ from rich.console import Console
 
 import fedbilevel as fb
 from fedbilevel.data import formats, sets, sources
+from helpers import REAL, real
 
-REAL = os.environ.get("FEDBILEVEL_DATA", "")
-real = pytest.mark.skipif(
-    not REAL or not all(Path(entry).is_dir() for entry in REAL.split(os.pathsep)),
-    reason="FEDBILEVEL_DATA does not name a folder",
-)
 GOOD = bytes(range(256)) * 4000  # about 1 MB: more than one chunk
 QUICK = {"timeout": 0.5, "waits": (0.0, 0.0)}
 

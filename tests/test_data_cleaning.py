@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import subprocess
 import sys
 import tomllib
@@ -18,12 +17,7 @@ import fedbilevel as fb
 from fedbilevel import experiment, report
 from fedbilevel.data import corrupt
 from fedbilevel.experiment import Experiment
-
-REAL = os.environ.get("FEDBILEVEL_DATA", "")
-real = pytest.mark.skipif(
-    not REAL or not all(Path(entry).is_dir() for entry in REAL.split(os.pathsep)),
-    reason="FEDBILEVEL_DATA does not name a folder",
-)
+from helpers import real
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Fair federated learning: the losses and the gap against numpy, the partition, and a run."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,7 @@ import fedbilevel as fb
 from fedbilevel import report
 from fedbilevel.experiment import Experiment, run
 from fedbilevel.tasks import fairness
-
-REAL = os.environ.get("FEDBILEVEL_DATA", "")
-real = pytest.mark.skipif(
-    not REAL or not all(Path(entry).is_dir() for entry in REAL.split(os.pathsep)),
-    reason="FEDBILEVEL_DATA does not name a folder",
-)
+from helpers import real
 
 
 @pytest.fixture(scope="module")

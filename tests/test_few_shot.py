@@ -1,6 +1,5 @@
 """Few-shot learning with one head per task: losses, tasks, both kinds of head, a tiny run, and the default run."""
 
-import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ from fedbilevel.data.sets import DataSet, Samples
 from fedbilevel.experiment import Experiment, run
 from fedbilevel.task import Task
 from fedbilevel.tasks import few_shot
+from helpers import REAL
 
-REAL = os.environ.get("FEDBILEVEL_DATA", "")
 TINY = {"data": "mini-imagenet", "ways": 2, "queries": 3, "clients": 2, "tasks": 6, "filters": 4, "size": 16}
 SMALL = {**TINY, "held_out": 4, "adapt_steps": 5}
 

@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,12 +17,8 @@ import fedbilevel as fb
 from fedbilevel import report
 from fedbilevel.experiment import Experiment, run
 from fedbilevel.tasks.hyper_representation import Jointly, hyper_representation
+from helpers import real
 
-REAL = os.environ.get("FEDBILEVEL_DATA", "")
-real = pytest.mark.skipif(
-    not REAL or not all(Path(entry).is_dir() for entry in REAL.split(os.pathsep)),
-    reason="FEDBILEVEL_DATA does not name a folder",
-)
 TINY: dict[str, Any] = {"data": "digits", "clients": 6, "hidden": 8, "batch_size": 16}
 
 

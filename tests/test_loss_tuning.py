@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,12 +15,8 @@ import fedbilevel as fb
 from fedbilevel import report
 from fedbilevel.experiment import Experiment, run
 from fedbilevel.tasks.loss_tuning import loss_tuning
+from helpers import real
 
-REAL = os.environ.get("FEDBILEVEL_DATA", "")
-real = pytest.mark.skipif(
-    not REAL or not all(Path(entry).is_dir() for entry in REAL.split(os.pathsep)),
-    reason="FEDBILEVEL_DATA does not name a folder",
-)
 TINY: dict[str, Any] = {"data": "digits", "clients": 4, "hidden": 8, "layers": 2, "ratio": 0.2, "batch_size": 16}
 
 

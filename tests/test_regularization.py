@@ -1,6 +1,5 @@
 """Regularisation of each feature: the losses, the split, the bilevel optimum against numpy, and a run."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,8 @@ from fedbilevel.algorithms import FedBiO
 from fedbilevel.experiment import Experiment, run
 from fedbilevel.tasks import regularization
 from fedbilevel.tasks.regularization import GRID
+from helpers import real
 
-REAL = os.environ.get("FEDBILEVEL_DATA", "")
-real = pytest.mark.skipif(
-    not REAL or not all(Path(entry).is_dir() for entry in REAL.split(os.pathsep)),
-    reason="FEDBILEVEL_DATA does not name a folder",
-)
 SMALL: dict[str, Any] = {"data": "breast-cancer", "clients": 3, "noise_features": 2}
 
 

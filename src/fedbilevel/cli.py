@@ -107,7 +107,7 @@ def _run_and_show(experiment: experiments.Experiment, out: Path | None) -> None:
         finished = experiments.run(experiment, out, progress)
     report.pictures(finished)
     console.print(report.table(finished))
-    if finished.task.details is not None:
+    if finished.details is not None:
         console.print(report.details(finished))
     files = ", ".join(sorted(path.name for path in finished.folder.iterdir()))
     console.print(f"Results in [bold]{finished.folder}[/bold]: {files}", soft_wrap=True, highlight=False)

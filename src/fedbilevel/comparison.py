@@ -111,11 +111,8 @@ def fitting(task: Task) -> list[str]:
 
     def fits(name: str) -> bool:
         kind = ALGORITHMS[name]
-        advice = task.suggested.get(name, task.suggested.get("*", {}))
         try:
-            Program(
-                task.problem, kind(**{k: v for k, v in advice.items() if k in _fields(name)}), task.layout, Everyone()
-            )
+            Program(task.problem, kind(**task.advice(name, _fields(name))), task.layout, Everyone())
         except FedbilevelError:
             return False
         return kind.bilevel

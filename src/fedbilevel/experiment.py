@@ -25,7 +25,7 @@ from fedbilevel.engines.participation import Independent, Participation, Uniform
 from fedbilevel.engines.plan import Program
 from fedbilevel.errors import Diverged, FedbilevelError, UnknownName
 from fedbilevel.solve import Result, Row, Stopped, check_seed, solve, traffic
-from fedbilevel.task import Reference, Task
+from fedbilevel.task import Details, Reference, Task
 from fedbilevel.tasks import TASKS
 
 
@@ -67,8 +67,7 @@ class Experiment:
         task = make(**for_task)
         name = self.algorithm or task.algorithm
         kind, hyper = self._check_settings(name, options)
-        advice = task.suggested.get(name, task.suggested.get("*", {}))
-        chosen = {known: value for known, value in advice.items() if known in hyper}
+        chosen = task.advice(name, hyper)
         for key, text in self.settings.items():
             prefix, _, known = key.rpartition(".")
             if prefix in ("", "algorithm") and known in hyper:
@@ -167,6 +166,7 @@ class Finished:
     result: Result
     references: Mapping[str, Result]
     summary: Mapping[str, Any]
+    details: Details | None = None
 
     @property
     def results(self) -> dict[str, Result]:
@@ -243,6 +243,7 @@ def run(experiment: Experiment, out: Path | None = None, progress: Progress | No
     finished = Finished(folder, task, algorithm, result, references, summary)
     if task.details is not None:
         details = task.details(finished.results)
+        finished = dataclasses.replace(finished, details=details)
         with (folder / "details.csv").open("w", newline="") as file:
             csv.writer(file).writerows([details.headings, *details.rows])
     if task.files is not None:

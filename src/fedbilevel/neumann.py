@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fedbilevel.core import Client, Key
+from fedbilevel.errors import FedbilevelError
 from fedbilevel.vectors import Vector
 
 
@@ -45,6 +46,12 @@ def local_directions(client: Client, z: Pair, key: Key, tau: float, steps: int) 
     """What a client can do alone: its own hypergradient for x and grad_y g for y, on independent batches."""
     b_y, b_x = jax.random.split(key)
     return Pair(neumann_hypergradient(client, z, b_x, tau, steps), client.g.dy(*z, b_y))
+
+
+def check_restart(name: str, restart: bool, shared_batch: bool) -> None:
+    """Refuse a y that starts again for one batch and then sees others."""
+    if restart and not shared_batch:
+        raise FedbilevelError(f"{name}: restart trains y for one batch, so it needs shared_batch as well.")
 
 
 def trained(client: Client, z: Pair, key: Key, lr: float, steps: int, shared_batch: bool) -> Vector:

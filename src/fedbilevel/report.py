@@ -48,8 +48,8 @@ def table(finished: Finished) -> Table:
 
 def details(finished: Finished) -> Table:
     """What the solution looks like, if the task has words for it."""
-    assert finished.task.details is not None
-    title, headings, rows = finished.task.details(finished.results)
+    assert finished.details is not None
+    title, headings, rows = finished.details
     shown = Table(title=title, title_justify="left")
     numbers = [all(isinstance(row[n], int | float) for row in rows) for n in range(len(headings))]
     for heading, number in zip(headings, numbers, strict=True):

@@ -1,7 +1,7 @@
 """A task: a problem, the clients' data, and what to measure."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Integral
@@ -146,6 +146,11 @@ class Task:
         if self.problem.weighting and np.ptp(self.normalised_weights) > 0:
             raise FedbilevelError("with weighting=True, x holds the clients' weights: leave out weights=.")
         self._check_losses()
+
+    def advice(self, name: str, known: Collection[str]) -> dict[str, Any]:
+        """What is suggested for the algorithm of this name, of the hyper-parameters that it has."""
+        suggested = self.suggested.get(name, self.suggested.get("*", {}))
+        return {field: suggested[field] for field in suggested if field in known}
 
     def _holders(self, split: str) -> list[tuple[str, Tree]]:
         """Who holds the rows of a split, and these rows."""

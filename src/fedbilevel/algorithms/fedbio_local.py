@@ -6,9 +6,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import jax
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
-from fedbilevel.errors import FedbilevelError
 from fedbilevel.hypergradient import feasible
-from fedbilevel.neumann import Pair, neumann_hypergradient, trained
+from fedbilevel.neumann import Pair, check_restart, neumann_hypergradient, trained
 from fedbilevel.vectors import Vector
 
 
@@ -79,10 +78,7 @@ class FedBiOLocal(Algorithm):
     remembers: ClassVar[Literal["nothing", "round", "run"]] = "run"
 
     def check(self) -> None:
-        if self.restart and not self.shared_batch:
-            raise FedbilevelError(
-                f"{type(self).__name__}: restart trains y for one batch, so it needs shared_batch as well."
-            )
+        check_restart(type(self).__name__, self.restart, self.shared_batch)
 
     def memory(self, x: Vector, y: Vector) -> Memory:
         return Memory(y, y if self.restart else None)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.hypergradient import feasible
-from fedbilevel.neumann import Pair, neumann_hypergradient, trained
+from fedbilevel.neumann import Pair, check_restart, neumann_hypergradient, trained
 from fedbilevel.schedules import Schedule, constant
 from fedbilevel.vectors import Vector
 
@@ -108,10 +108,7 @@ class FedBiOAccLocal(Algorithm):
                     f"lower {name} or rate."
                 )
 
-        if self.restart and not self.shared_batch:
-            raise FedbilevelError(
-                f"{type(self).__name__}: restart trains y for one batch, so it needs shared_batch as well."
-            )
+        check_restart(type(self).__name__, self.restart, self.shared_batch)
 
     def memory(self, x: Vector, y: Vector) -> Local:
         return Local(Pair(x, y), Pair(0 * x, 0 * y), jnp.zeros((), int), y if self.restart else None)

@@ -21,10 +21,10 @@ import numpy as np
 
 from fedbilevel.algorithms import AFL, FedAvg
 from fedbilevel.core import Lookup, Problem
-from fedbilevel.data import load
 from fedbilevel.errors import FedbilevelError, UnknownName
 from fedbilevel.models import Model, cross_entropy, lenet5, mlp, outputs
 from fedbilevel.task import Details, Reference, Task
+from fedbilevel.tasks.images import images as load_images
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,7 +37,6 @@ LABELS = ((0, 1, 2, 3, 4), (5, 6, 7), (8, 9))
 # paper's numbers. With "labels", a good client has all images of its classes.
 PARTITIONS = {"labels": (len(LABELS), 7, 5000), "iid": (5, 5, 9000)}
 SETS = ("mnist", "fashion-mnist", "digits")
-DIGITS_FOR_TEST = 500
 STEP, STEP_OF_WEIGHTS = 0.1, 0.01  # of the model and of x, out of the paper's grid
 STEPS = {"lr_upper": STEP_OF_WEIGHTS, "lr_lower": STEP, "lr_adjoint": 0.1, "local_steps": 1, "inner_rounds": 1}
 
@@ -51,20 +50,6 @@ def _problem(model: Model, clients: int) -> Problem:
         return jnp.full(clients, 1 / clients), model.init(key)
 
     return Problem(loss, loss, init, weighting=True)
-
-
-def _images(data: str, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Images (rows, height, width, 1) and labels, for training and for the test."""
-    if data not in SETS:
-        raise UnknownName("data set for client-weighting", data, SETS)
-    loaded = load(data)
-    images, labels = loaded.train.inputs[..., None], loaded.train.labels
-    if loaded.test is not None:
-        return images, labels, loaded.test.inputs[..., None], loaded.test.labels
-    images = np.rint(images * (255 / (loaded.peak or 255))).astype(np.uint8)
-    order = rng.permutation(len(images))
-    test, train = order[:DIGITS_FOR_TEST], order[DIGITS_FOR_TEST:]
-    return images[train], labels[train], images[test], labels[test]
 
 
 def client_weighting(
@@ -103,7 +88,10 @@ def client_weighting(
             "negative."
         )
     rng = np.random.default_rng(seed)
-    images, labels, test_images, test_labels = _images(data, rng)
+    if data not in SETS:
+        raise UnknownName("data set for client-weighting", data, SETS)
+    found = load_images("client-weighting", data, rng)
+    images, labels, test_images, test_labels = found.train[..., None], found.labels, found.test, found.test_labels
     good, many, paper = PARTITIONS[partition]
     clients = good + (noisy or many)
     size = samples or round(paper * len(labels) / 60_000)
@@ -138,7 +126,7 @@ def client_weighting(
     pixels = int(np.prod(shape))
     network = mlp(pixels, hidden, CLASSES, initial="pytorch") if small else lenet5(shape, initial="pytorch")
     chosen = np.sort(rng.permutation(len(test_labels))[: test or None])
-    tested, right = jnp.asarray(test_images[chosen]), test_labels[chosen]
+    tested, right = jnp.asarray(test_images[chosen][..., None]), test_labels[chosen]
 
     def metrics(x: Any, y: Any) -> dict[str, float]:
         x = np.asarray(x, float)

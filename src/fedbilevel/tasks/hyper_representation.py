@@ -128,7 +128,7 @@ def hyper_representation(
     found = images(name, data, seed)
     train, val = divide(name, found.labels, partition, clients, validation, np.random.default_rng(seed))
     net = mlp(found.pixels, *[hidden] * (layers - 1), len(found.classes), initial="pytorch")
-    model = standardised(net, found.mean, found.deviation)
+    model = standardised(net, *found.spread)
     test, labels = jnp.asarray(found.test), found.test_labels
 
     def accuracies(x: Any, y: Any) -> np.ndarray:

@@ -109,7 +109,7 @@ def loss_tuning(
         )
     balance = val_sizes.sum() / (number * val_sizes)
     net = mlp(found.pixels, *[hidden] * (layers - 1), number, initial="pytorch")
-    model = standardised(net, found.mean, found.deviation)
+    model = standardised(net, *found.spread)
     test, labels = jnp.asarray(found.test), found.test_labels
 
     def accuracies(y: Any) -> np.ndarray:
@@ -200,7 +200,7 @@ def loss_tuning(
         algorithm="simfbo",
         rounds=600,
         sample="10" if clients > 10 else "everyone",
-    )  # fmt: skip
+    )
 
 
 def _turned(classes: tuple[str, ...]) -> dict[str, Any]:
