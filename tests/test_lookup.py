@@ -56,3 +56,13 @@ def test_different_tables_are_refused() -> None:
     }
     with pytest.raises(fb.FedbilevelError, match="same table"):
         _ = Task(task.problem, [other, *task.clients[1:]], batch_size=2).data
+
+
+def test_the_images_of_a_data_set_are_not_copied_to_the_device() -> None:
+    images = fb.data.load("digits").train.inputs
+    rows = {"image": fb.Lookup(images, np.arange(len(images), dtype=np.int32))}
+    loss = lambda x, y, batch: jnp.mean((batch["image"].mean((1, 2)) - x) ** 2) + y**2
+    problem = fb.Problem(loss, loss, lambda key: (jnp.zeros(()), jnp.zeros(())))
+    task = Task(problem, [{"train": rows, "val": rows}])
+    assert task.data.train.arrays["image"].table.unsafe_buffer_pointer() == images.ctypes.data
+    assert task.data.val.arrays["image"].table is task.data.train.arrays["image"].table

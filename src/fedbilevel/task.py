@@ -274,7 +274,9 @@ class Task:
             if any(part.table is not first for part in parts):
                 raise FedbilevelError("the lookups of all clients must be into the same table.")
             if id(first) not in tables:
-                tables[id(first)] = jnp.asarray(first)
+                # What nobody can change is shared with the device where that is possible, not copied to it.
+                fixed = isinstance(first, np.ndarray) and not first.flags.writeable
+                tables[id(first)] = jax.device_put(first) if fixed else jnp.asarray(first)
             return Lookup(tables[id(first)], jnp.asarray(np.concatenate([part.index for part in parts])))
 
         def shards(split: str) -> Shards:

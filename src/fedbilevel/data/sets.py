@@ -60,9 +60,20 @@ class DataSet:
         return f"DataSet({self.name}: {counts}, {len(self.classes)} classes, inputs {self.train.inputs.shape[1:]})"
 
 
+def _aligned(array: np.ndarray) -> np.ndarray:
+    """The array where a device on the CPU can use it as it is: at a multiple of 64 bytes."""
+    if array.flags.c_contiguous and array.ctypes.data % 64 == 0:
+        return array
+    room = np.empty(array.nbytes + 64, np.uint8)
+    start = -room.ctypes.data % 64
+    copy = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
 def _samples(inputs: np.ndarray, labels: Any, groups: Mapping[str, Any] | None = None) -> Samples:
     """Samples of the promised types that nobody can change by accident."""
-    inputs = inputs if inputs.dtype == np.uint8 else np.asarray(inputs, np.float32)
+    inputs = _aligned(inputs if inputs.dtype == np.uint8 else np.asarray(inputs, np.float32))
     columns = {name: np.array(column, np.int32) for name, column in (groups or {}).items()}
     labels = np.array(labels, np.int32)
     for array in (inputs, labels, *columns.values()):
