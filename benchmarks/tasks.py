@@ -108,7 +108,7 @@ def main() -> None:
     use_threads(options.threads)
     print(f"{'task':<22}{'algorithm':<18}{'ms per round':>13}{'in products':>13}{'share':>7}{'GFLOP':>8}")
     for name in options.tasks or TASKS:
-        experiment, task, algorithm = Experiment(name).build()
+        experiment, task, algorithm, _ = Experiment(name).build()
         engine = Simulation(task, algorithm, participation(experiment.participation(), len(task.clients)))
         state = engine.start(seed=0)
         traced: Any = jax.make_jaxpr(lambda state, engine=engine: engine.advance(state, 1))(state)

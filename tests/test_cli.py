@@ -25,7 +25,9 @@ def test_run_shows_a_table_and_says_where(tmp_path: Path) -> None:
     done = fedbilevel("run", "quadratic", "--rounds", "300", "--algorithm", "fedbio", "--sample", "4", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "|x - x*|" in done.stdout
-    folder = re.search(r"Results in (runs/quadratic-fedbio-seed0-[\d-]+): config.toml, curves.png", done.stdout)
+    folder = re.search(
+        r"Results in (runs/quadratic-fedbio-seed0-[\d-]+): checkpoints, config.toml, curves.png", done.stdout
+    )
     assert folder is not None
     assert (tmp_path / folder[1] / "curves.png").exists()
 
@@ -110,9 +112,10 @@ def test_a_diverging_run_saves_what_it_had(tmp_path: Path) -> None:
     done = fedbilevel("run", "quadratic", "--set", "lr_upper=90", "--out", "here", "--json", cwd=tmp_path)
     assert done.returncode == 2
     assert re.search(r"round \d+: .* became NaN or infinite: try a smaller lr_upper \(now 90\)", done.stderr)
-    assert "is in here" in done.stderr
-    assert (tmp_path / "here" / "state.safetensors").exists()
-    assert (tmp_path / "here" / "metrics.jsonl").read_text().count("\n") > 1
+    assert "The records so far are in here" in done.stderr
+    assert (tmp_path / "here" / "solution.safetensors").exists()
+    assert json.loads((tmp_path / "here" / "run.json").read_text())["status"] == "failed"
+    assert (tmp_path / "here" / "records.jsonl").read_text().count("\n") > 1
 
 
 def test_an_interrupted_run_saves_what_it_had(tmp_path: Path) -> None:
@@ -131,7 +134,7 @@ def test_an_interrupted_run_saves_what_it_had(tmp_path: Path) -> None:
     # A session of its own and the default signal handler: test runners in the background ignore interrupts.
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        records = tmp_path / "here" / "metrics.jsonl"
+        records = tmp_path / "here" / "records.jsonl"
         for _ in range(600):
             if records.exists() and records.read_text().count("\n") >= 1:
                 break
@@ -143,8 +146,9 @@ def test_an_interrupted_run_saves_what_it_had(tmp_path: Path) -> None:
         process.kill()
     assert process.returncode == 130
     assert "interrupted" in errors
-    assert "is in here" in errors
-    assert (tmp_path / "here" / "state.safetensors").exists()
+    assert "Go on with: fedbilevel resume here" in errors
+    assert (tmp_path / "here" / "solution.safetensors").exists()
+    assert json.loads((tmp_path / "here" / "run.json").read_text())["status"] == "interrupted"
     assert "Traceback" not in errors
 
 

@@ -1,6 +1,7 @@
 """Comparisons: who takes part, what is shown, what happens to those who fail; and the catalogue of algorithms."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -39,11 +40,16 @@ def test_compare_shows_a_table_and_curves(tmp_path: Path) -> None:
     assert lines["fedbio"].split("│")[2].strip() == "-"
     assert "fedbio (seed 0)" in done.stdout
     assert "try a smaller lr_upper (now 1000)" in " ".join(done.stdout.split())
-    rows = [json.loads(line) for line in (tmp_path / "here" / "metrics.jsonl").read_text().splitlines()]
-    assert {(row["algorithm"], row["seed"]) for row in rows} == {(a, s) for a in ("simfbo", "lfednest") for s in (0, 1)}
-    assert all(row["floats"] == 5 * row["round"] * 2 * 16 for row in rows if row["algorithm"] == "simfbo")
+    table = fb.load(tmp_path / "here")
+    ends = table[table["round"] == 300]
+    assert {*zip(ends["algorithm"], ends["seed"], strict=True)} == {
+        (a, s) for a in ("simfbo", "lfednest") for s in (0, 1)
+    }
+    simfbo = table[table["algorithm"] == "simfbo"]
+    assert (simfbo["floats"] == 5 * simfbo["round"] * 2 * 16).all()
     assert (tmp_path / "here" / "curves.png").stat().st_size > 10_000
-    assert 'lr_adjoint = "0.15"' in (tmp_path / "here" / "config.toml").read_text()
+    assert 'lr_adjoint = "0.15"' in (tmp_path / "here" / "compare.toml").read_text()
+    assert "lr_adjoint = 0.15" in (tmp_path / "here" / "simfbo-seed1" / "config.toml").read_text()
 
 
 def test_compare_prints_json(tmp_path: Path) -> None:
@@ -82,9 +88,9 @@ def test_the_toy_shows_what_its_first_figure_claims() -> None:
     ends = {}
     for panel in (usual.panels[0], usual.panels[2]):
         for name in usual.algorithms:
-            member = comparison.run_member(usual.experiment(panel, name, 0), panel)
-            assert member.result is not None
-            ends[name, panel.title[-2:].strip()] = member.result.metrics["value"]
+            experiment, task, algorithm, _ = usual.experiment(panel, name, 0).build()
+            result = fb.solve(task, algorithm, usual.rounds, 0, experiment.participation())
+            ends[name, panel.title[-2:].strip()] = result.metrics["value"]
     least = ends["gd", "10"]
     for K in ("1", "10"):
         assert ends["primal-dual", K] == pytest.approx(least, abs=2e-3)
@@ -102,10 +108,33 @@ def test_the_catalogue_is_up_to_date() -> None:
     assert not [line for line in text.splitlines() if line.startswith("|") and "|  |" in line]  # nothing is missing
 
 
-def test_bands_are_over_seeds() -> None:
+def test_bands_are_over_seeds(tmp_path: Path) -> None:
     runs = comparison.plan("quadratic", "fedbio", 10, "0,1")
-    members = [comparison.run_member(runs.experiment(runs.panels[0], "fedbio", s), runs.panels[0]) for s in (0, 1)]
+    members = comparison.run(runs, tmp_path / "here").members
     mean, deviation = comparison.band(members, "error")
-    each = np.array([[row["error"] for row in m.result.history] for m in members if m.result])
+    each = np.array([[row["error"] for row in m.history] for m in members])
     np.testing.assert_allclose(mean, each.mean(axis=0))
     np.testing.assert_allclose(deviation, np.abs(each[0] - each[1]) / np.sqrt(2))
+
+
+def _without_times(folder: Path) -> list[dict]:
+    return [
+        {k: v for k, v in row.items() if k not in ("seconds", "folder")} for row in fb.load(folder).to_dict("records")
+    ]
+
+
+def test_a_comparison_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    """In processes or not, at once or in parts: the same numbers."""
+    compare = ["compare", "quadratic", "--algorithms", "fedbio,simfbo", "--rounds", "30", "--seeds", "0..1", "--json"]
+    assert fedbilevel(*compare, "--jobs", "1", "--out", "a", cwd=tmp_path).returncode == 0
+    assert fedbilevel(*compare, "--jobs", "2", "--out", "b", cwd=tmp_path).returncode == 0
+    assert _without_times(tmp_path / "a") == _without_times(tmp_path / "b")
+    kept = (tmp_path / "b" / "simfbo-seed0" / "run.json").read_bytes()
+    shutil.rmtree(tmp_path / "b" / "fedbio-seed1")
+    done = fedbilevel("resume", "b", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert _without_times(tmp_path / "a") == _without_times(tmp_path / "b")
+    assert (tmp_path / "b" / "simfbo-seed0" / "run.json").read_bytes() == kept  # not run again
+    done = fedbilevel(*compare[:5], "31", *compare[6:], "--out", "b", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "holds another comparison" in done.stderr

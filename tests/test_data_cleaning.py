@@ -60,7 +60,7 @@ def test_everything_is_in_the_folder(runs: list[tuple[Path, dict[str, Any]]]) ->
     names = {path.name for path in folder.iterdir()}
     assert names == {
         "config.toml",
-        "metrics.jsonl",
+        "records.jsonl",
         "suspects.csv",
         "details.csv",
         "state.safetensors",
@@ -71,7 +71,7 @@ def test_everything_is_in_the_folder(runs: list[tuple[Path, dict[str, Any]]]) ->
     assert config["task"]["corruption"] == 0.4
     assert config["algorithm"]["name"] == "fedbioacc"
     assert config["run"] == {"rounds": 200, "seed": 0, "sample": "everyone"}
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
     assert {row["run"] for row in rows} == {"noisy", "clean", "fedbioacc"}
     assert rows[-1]["accuracy"] == summary["accuracy"]
     state = load_file(folder / "state.safetensors")
@@ -202,12 +202,13 @@ def test_other_images(data: str, model: str, samples: int, inputs: int) -> None:
 @real
 @pytest.mark.slow
 def test_cleaning_mnist(tmp_path: Path) -> None:
-    """What the page says of 40 % wrong labels, in single precision, with some room."""
+    """What the page says of 80 % wrong labels, in single precision, with some room."""
     command = ["run", "data-cleaning", "--data", "mnist", "--out", str(tmp_path / "run"), "--json"]
     output = subprocess.run([sys.executable, "-m", "fedbilevel", *command], capture_output=True, text=True, check=True)
     summary = json.loads(output.stdout.splitlines()[-1])
-    assert summary["auc"] > 0.96
-    assert summary["accuracy"] > summary["accuracy_noisy"] - 0.01  # no more than that is claimed
+    assert summary["auc"] > 0.93  # the page: 0.943
+    assert summary["accuracy"] > summary["accuracy_noisy"] + 0.03  # 0.888 and 0.835
+    assert summary["accuracy"] < summary["accuracy_clean"]
 
 
 def test_corruption_is_exact_and_always_wrong() -> None:

@@ -91,7 +91,7 @@ def test_an_interrupted_run_keeps_what_it_had() -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt) as caught:
-        fb.solve(my_task(), fb.FedBiO(0.1, 0.1, 0.1), rounds=10, every=2, on_row=interrupt)
+        fb.solve(my_task(), fb.FedBiO(0.1, 0.1, 0.1), rounds=10, every=2, callbacks=[interrupt])
     assert isinstance(caught.value.__cause__, fb.Stopped)
     assert int(caught.value.__cause__.result.state.round) == 4
 
@@ -241,7 +241,7 @@ def test_diagnostics_of_client_weights() -> None:
 def test_what_does_not_apply_is_refused_before_the_run(name: str, algorithm: Any, options: Any, message: str) -> None:
     rows: list[Any] = []
     with pytest.raises(fb.FedbilevelError, match=message):
-        fb.solve(T1.task(), algorithm, rounds=2, diagnostics=[name], on_row=rows.append, **options)
+        fb.solve(T1.task(), algorithm, rounds=2, diagnostics=[name], callbacks=[rows.append], **options)
     assert rows == []
 
 
@@ -275,7 +275,7 @@ def test_diagnostics_are_compiled_once() -> None:
     traced: list[int] = []
     names = [*ALL, "mefbo_residual"]
     algorithm = fb.MeFBO(0.001, penalty=power(2.0, 0.5))
-    fb.solve(task, algorithm, rounds=8, every=2, diagnostics=names, on_row=lambda row: traced.append(len(calls)))
+    fb.solve(task, algorithm, rounds=8, every=2, diagnostics=names, callbacks=[lambda row: traced.append(len(calls))])
     assert traced[1] > 0
     assert set(traced[1:]) == {traced[1]}
     engine = Simulation(task, fb.FedBiOAcc(0.01, 0.1, 0.1, local_steps=1))

@@ -32,10 +32,14 @@ from fedbilevel.algorithms import (
     SimFBO,
     StocBiO,
 )
+from fedbilevel.callbacks import Callback, MLflow, TensorBoard
+from fedbilevel.checkpoint import Checkpoints
 from fedbilevel.core import Algorithm, Client, Clients, Lookup, Objective, Problem, Replies, parameter
 from fedbilevel.engines.participation import Independent, Uniform
 from fedbilevel.engines.plan import plan
 from fedbilevel.errors import Diverged, FedbilevelError
+from fedbilevel.experiment import Experiment, resume
+from fedbilevel.records import load
 from fedbilevel.solve import Result, Stopped, solve
 from fedbilevel.task import Details, Reference, Task
 from fedbilevel.tasks import TASKS
@@ -54,6 +58,8 @@ __all__ = [
     "TASKS",
     "AggITD",
     "Algorithm",
+    "Callback",
+    "Checkpoints",
     "Client",
     "Clients",
     "CommFedBiO",
@@ -62,6 +68,7 @@ __all__ = [
     "DistBiO",
     "DistBiOAcc",
     "Diverged",
+    "Experiment",
     "FedAvg",
     "FedBiO",
     "FedBiOAcc",
@@ -75,6 +82,7 @@ __all__ = [
     "LFedNest",
     "LocalBSGVRM",
     "Lookup",
+    "MLflow",
     "MeFBO",
     "Objective",
     "PrimalDual",
@@ -87,13 +95,16 @@ __all__ = [
     "StocBiO",
     "Stopped",
     "Task",
+    "TensorBoard",
     "Uniform",
     "Vector",
     "__version__",
     "data",
     "diagnostics",
+    "load",
     "parameter",
     "plan",
+    "resume",
     "schedules",
     "solve",
     "tasks",

@@ -1,9 +1,13 @@
 """The command line. It only reads arguments and shows results."""
 
+import contextlib
 import inspect
 import json
 import os
+import signal
 import sys
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,13 +17,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from fedbilevel import catalogue, report
+from fedbilevel import catalogue, configuration, report
 from fedbilevel import comparison as comparisons
 from fedbilevel import experiment as experiments
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.engines.participation import participation
 from fedbilevel.engines.plan import Plan, plan, shared_accounting
-from fedbilevel.errors import FedbilevelError
+from fedbilevel.errors import FedbilevelError, FedbilevelWarning
+from fedbilevel.progress import Display
+from fedbilevel.records import plain_json
 from fedbilevel.tasks import TASKS
 
 app = typer.Typer(
@@ -52,9 +58,40 @@ def _settings(pairs: list[str] | None, clients: int | None = None, data: str | N
     return settings
 
 
+def _experiment(what: str, settings: dict[str, str]) -> experiments.Experiment:
+    """The experiment of a file, or of a task by its name."""
+    given = experiments.Experiment.read(what) if what.endswith(".toml") else experiments.Experiment(what)
+    return given.changed(settings)
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line, and no progress.")]
+Out = Annotated[Path | None, typer.Option(help="Folder for the results; default: a new one in runs/.")]
+
+
+class Terminated(KeyboardInterrupt):
+    """The process was asked to end (SIGTERM)."""
+
+
+def _terminate(number: int, frame: Any) -> None:
+    raise Terminated
+
+
+@contextlib.contextmanager
+def _ending_well(go_on: str = "") -> Iterator[None]:
+    """Ctrl-C and SIGTERM end with a sentence that says how to go on (Typer would end without a word)."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        print(f"fedbilevel: interrupted. {getattr(interrupt, 'saved', go_on)}".strip(), file=sys.stderr)
+        # At once: shutting down in the middle of a compilation can crash.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(143 if isinstance(interrupt, Terminated) else 130)
+
+
 @app.command()
 def run(
-    task: Annotated[str, typer.Argument(help="Name of a task, see 'fedbilevel tasks'.")],
+    task: Annotated[str, typer.Argument(help="Name of a task, see 'fedbilevel tasks', or an experiment file my.toml.")],
     algorithm: Annotated[
         str | None, typer.Option(help="Name of an algorithm, see 'fedbilevel algorithms'; default: the task's.")
     ] = None,
@@ -62,55 +99,80 @@ def run(
     rounds: Annotated[int | None, typer.Option(help="Number of rounds; default: the task's.")] = None,
     clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
     sample: Sample = None,
-    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random; default: 0.")] = None,
     set_: Set = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the results; default: a new one in runs/.")] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object as the last line, and no progress bar.")
-    ] = False,
+    track: Annotated[
+        list[str] | None, typer.Option(help="Also tell 'tensorboard' or 'mlflow'; may be repeated.")
+    ] = None,
+    out: Out = None,
+    as_json: Json = False,
 ) -> None:
     """Run an algorithm on a task and write a folder with everything that came out."""
-    experiment = experiments.Experiment(task, algorithm, rounds, seed, sample, _settings(set_, clients, data))
-    try:
-        if as_json:
-            finished = experiments.run(experiment, out)
-            report.pictures(finished)
-            print(json.dumps(experiments.plain_json(finished.summary)))
+    fields = {"algorithm": algorithm, "rounds": rounds, "sample": sample, "seed": seed}
+    settings = {name: str(value) for name, value in fields.items() if value is not None}
+    settings |= {"trackers": ",".join(track)} if track else {}
+    experiment = _experiment(task, {**settings, **_settings(set_, clients, data)})
+    with _ending_well():
+        _run_and_show(lambda progress: experiments.run(experiment, out, progress), as_json)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run or of a comparison that did not come to its end.")],
+    rounds: Annotated[int | None, typer.Option(help="Go on to more rounds than it was begun with.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Go on with an interrupted run or comparison, to the result that it would have had without a break."""
+    with _ending_well(f"Go on with: fedbilevel resume {folder}"):
+        if (folder / comparisons.COMPARISON).exists():
+            if rounds is not None:
+                raise FedbilevelError("a comparison cannot be given more rounds: begin another one.")
+            _compare_and_show(comparisons.read(folder), folder, 0, as_json)
         else:
-            _run_and_show(experiment, out)
-    except KeyboardInterrupt as interrupt:
-        print(f"fedbilevel: interrupted. {getattr(interrupt, 'saved', '')}".strip(), file=sys.stderr)
-        # At once: shutting down in the middle of a compilation can crash.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(130)
+            _run_and_show(lambda progress: experiments.resume(folder, rounds, progress), as_json)
 
 
-def _run_and_show(experiment: experiments.Experiment, out: Path | None) -> None:
-    columns = (
-        TextColumn("{task.description:<10}"),
-        BarColumn(),
-        TextColumn("round {task.completed}/{task.total}"),
-        TextColumn("{task.fields[seen]}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console) as bars:
-        shown: dict[str, Any] = {}
-
-        def progress(label: str, rounds: int, row: dict[str, Any] | None) -> None:
-            if row is None:
-                shown[label] = bars.add_task(label, total=rounds, seen="compiling ...")
-                return
-            seen = "  ".join(f"{name} {row[name]:.3g}" for name in ("accuracy", "auc", "error") if name in row)
-            bars.update(shown[label], completed=row["round"], seen=seen)
-
-        finished = experiments.run(experiment, out, progress)
+def _run_and_show(run: Callable[[Any], experiments.Finished], as_json: bool) -> None:
+    if as_json:
+        finished = run(None)
+        report.pictures(finished)
+        print(json.dumps(plain_json(finished.summary)))
+        return
+    with Display(console) as progress:
+        finished = run(progress)
     report.pictures(finished)
     console.print(report.table(finished))
     if finished.details is not None:
         console.print(report.details(finished))
     files = ", ".join(sorted(path.name for path in finished.folder.iterdir()))
     console.print(f"Results in [bold]{finished.folder}[/bold]: {files}", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def init(
+    task: Annotated[str, typer.Argument(help="Name of a task, see 'fedbilevel tasks'.")],
+    algorithm: Annotated[str | None, typer.Option(help="Name of an algorithm; default: the task's.")] = None,
+    data: Annotated[str | None, typer.Option(help="Name of a data set, see 'fedbilevel tasks TASK'.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file; default: TASK.toml.")] = None,
+) -> None:
+    """Write an experiment file with every setting and what it means, to be changed and run."""
+    path = out or Path(f"{task}.toml")
+    if path.exists():
+        raise FedbilevelError(f"{path} exists: choose another file with --out, so that nothing is overwritten.")
+    built = experiments.Experiment(task, algorithm, settings=_settings(None, None, data)).build()
+    meanings = {
+        "task": {"name": _first_line(TASKS[task]), **configuration.explained(TASKS[task])},
+        "algorithm": {
+            "name": _first_line(type(built.algorithm)),
+            **{f.name: f.metadata["help"] for f in fields(built.algorithm)},
+        },
+        "run": experiments.RUN,
+    }
+    try:
+        path.write_text(configuration.commented(built.config(), meanings, ["run.every"]))
+    except OSError as error:
+        raise FedbilevelError(f"cannot write to {path}: {error.strerror}.") from error
+    console.print(f"Wrote {path}. Run it with: fedbilevel run {path}", soft_wrap=True, highlight=False)
 
 
 @app.command()
@@ -123,23 +185,28 @@ def compare(
     seeds: Annotated[str | None, typer.Option(help="Seeds, for instance 0..4 or 0,3,7.")] = None,
     sample: Sample = None,
     set_: Set = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the results; default: a new one in runs/.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, and no progress bar.")] = False,
+    jobs: Annotated[int, typer.Option(help="Processes; default: as many as there are cores.", min=0)] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the results; one that holds this comparison is continued. Default: in runs/."),
+    ] = None,
+    as_json: Json = False,
 ) -> None:
     """Run several algorithms on a task: a table, and curves against rounds and against floats sent."""
-    comparison = comparisons.plan(task, algorithms, rounds, seeds, sample, _settings(set_))
+    with _ending_well():
+        comparison = comparisons.plan(task, algorithms, rounds, seeds, sample, _settings(set_))
+        _compare_and_show(comparison, out, jobs, as_json)
+
+
+def _compare_and_show(comparison: comparisons.Comparison, out: Path | None, jobs: int, as_json: bool) -> None:
     if as_json:
-        compared = comparisons.run(comparison, out)
+        compared = comparisons.run(comparison, out, jobs=jobs)
     else:
-        columns = (TextColumn("{task.fields[seen]:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console) as bars:
-            bar = bars.add_task("", seen="compiling ...", total=None)
-
-            def progress(member: comparisons.Member | None, members: int) -> None:
-                seen = "compiling ..." if member is None else f"{member.algorithm} {member.panel.title}"
-                bars.update(bar, total=members, advance=0 if member is None else 1, seen=seen)
-
-            compared = comparisons.run(comparison, out, progress)
+            bar = bars.add_task("", total=None)
+            show = lambda done, members: bars.update(bar, total=members, completed=done)
+            compared = comparisons.run(comparison, out, show, jobs)
     pictures = report.comparison_figures(compared)
     if as_json:
         print(json.dumps(report.comparison_json(compared)))
@@ -147,12 +214,12 @@ def compare(
     for panel in comparison.panels:
         console.print(report.comparison(compared, panel))
     for member in compared.members:
-        if member.failure:
+        if not member.done:
             console.print(f"{member.algorithm} (seed {member.seed}) {member.panel.title}: {member.failure}")
     shown = ", ".join(path.name for path in pictures)
     console.print(
         f"Floats and oracle calls are means per client. Results in [bold]{compared.folder}[/bold]: "
-        f"config.toml, metrics.jsonl, {shown}",
+        f"{comparisons.COMPARISON}, {shown}, and a folder for each run",
         soft_wrap=True,
         highlight=False,
     )
@@ -213,7 +280,7 @@ def show_plan(
 ) -> None:
     """What a round costs each client, found by tracing: exchanges, floats, oracle calls. Nothing is run."""
     experiment = experiments.Experiment(task, algorithm, sample=sample, settings=_settings(set_, clients))
-    experiment, made, chosen = experiment.build()
+    experiment, made, chosen, _ = experiment.build()
     cohort = participation(experiment.participation(), len(made.clients))
     cost = plan(made, chosen, cohort)
     if as_json:
@@ -262,6 +329,16 @@ def _show_plan(cost: Plan, shared: tuple[int, int] | None, title: str) -> None:
 
 def main() -> None:
     """Run the command line; what the user can mend is one sentence and exit code 2."""
+    signal.signal(signal.SIGTERM, _terminate)
+    usual = warnings.showwarning
+
+    def show(message: Any, category: type[Warning], *rest: Any) -> None:
+        if issubclass(category, FedbilevelWarning):
+            print(f"fedbilevel: {message}", file=sys.stderr)
+        else:
+            usual(message, category, *rest)
+
+    warnings.showwarning = show
     try:
         code = app(standalone_mode=False)
     except FedbilevelError as error:

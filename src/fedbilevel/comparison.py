@@ -2,13 +2,23 @@
 side.
 """
 
+import contextlib
 import inspect
 import json
+import math
+import multiprocessing
+import os
+import re
+import signal
 import time
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tomli_w
@@ -16,9 +26,10 @@ import tomli_w
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.engines.participation import Everyone
 from fedbilevel.engines.plan import Program
-from fedbilevel.errors import Diverged, FedbilevelError, UnknownName
-from fedbilevel.experiment import Experiment, new_folder, plain_json
-from fedbilevel.solve import Result, solve
+from fedbilevel.errors import FedbilevelError, UnknownName
+from fedbilevel.experiment import Experiment, new_folder, resume
+from fedbilevel.experiment import run as run_experiment
+from fedbilevel.records import CONFIG, INFO, Run, runs, write_atomically
 from fedbilevel.task import Task
 from fedbilevel.tasks import TASKS
 
@@ -74,19 +85,31 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Member:
-    """One run of a comparison; ``failure`` says why there is no result."""
+    """One run of a comparison and its folder."""
 
     panel: Panel
     algorithm: str
     seed: int
-    task: Task
-    result: Result | None
-    failure: str = ""
+    run: Run
+
+    @cached_property
+    def history(self) -> list[dict[str, Any]]:
+        """Its rows, NaN where a number was not finite."""
+        return [{k: math.nan if v is None else v for k, v in row.items()} for row in self.run.rows]
+
+    @property
+    def failure(self) -> str:
+        """Why there is no result."""
+        return "" if self.done else str(self.run.info.get("failure") or "it did not finish.")
+
+    @property
+    def done(self) -> bool:
+        return self.run.status == "finished"
 
 
 @dataclass(frozen=True)
 class Compared:
-    """All runs, and where their records are."""
+    """All runs, and where their folders are."""
 
     comparison: Comparison
     members: list[Member]
@@ -96,6 +119,11 @@ class Compared:
     def of(self, panel: Panel, algorithm: str) -> list[Member]:
         """The runs of an algorithm under a condition, one per seed."""
         return [m for m in self.members if m.panel is panel and m.algorithm == algorithm]
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """What is known of the task."""
+        return next((m for m in self.members if m.done), self.members[0]).run.info
 
 
 def _options(task: str) -> list[str]:
@@ -120,59 +148,157 @@ def fitting(task: Task) -> list[str]:
     return [name for name in ALGORITHMS if fits(name)]
 
 
-def run(
-    comparison: Comparison, out: Path | None = None, progress: Callable[[Member | None, int], None] | None = None
-) -> Compared:
-    """Run all members, one after the other; one that fails is reported and does not stop the others.
+class Place(NamedTuple):
+    """Where a member belongs, and what it runs."""
 
-    ``progress`` is called with every member when it is done (and with None in the beginning), and how many there are.
+    panel: Panel
+    algorithm: str
+    seed: int
+    folder: Path
+    experiment: Experiment
+
+    @property
+    def settled(self) -> bool:
+        """Whether it came to its end before."""
+        return (self.folder / INFO).exists() and runs(self.folder)[0].info.get("status") in ("finished", "failed")
+
+
+def run(
+    comparison: Comparison, out: Path | None = None, progress: Callable[[int, int], None] | None = None, jobs: int = 0
+) -> Compared:
+    """Run all members, each into a run folder of its own; one that fails is reported and does not stop the others.
+
+    Args:
+        comparison: what to run.
+        out: the folder; one that holds this very comparison is continued where it stopped.
+        progress: called with how many members are done, and how many there are.
+        jobs: processes; 0 is as many as there are cores and algorithms to run. Seeds of the same algorithm stay in one
+            process, where it is compiled only once.
     """
     began = time.perf_counter()
     comparison.check()
-    planned = [
-        (panel, algorithm, seed)
-        for panel in comparison.panels
-        for algorithm in comparison.algorithms
-        for seed in comparison.seeds
-    ]
-    for panel, algorithm, seed in planned[:: len(comparison.seeds)]:
-        comparison.experiment(panel, algorithm, seed).build()  # refuses what is wrong before anything is run
-    folder = new_folder(f"compare-{comparison.task}", out)
-    (folder / "config.toml").write_text(tomli_w.dumps(_config(comparison)))
-    members: list[Member] = []
-    with (folder / "metrics.jsonl").open("w") as records:
-        if progress is not None:
-            progress(None, len(planned))
-        for panel, algorithm, seed in planned:
-            member = run_member(comparison.experiment(panel, algorithm, seed), panel)
-            members.append(member)
-            for row in member.result.history if member.result else []:
-                label = {"panel": panel.title, "algorithm": algorithm, "seed": seed}
-                records.write(json.dumps(plain_json({**label, **row})) + "\n")
-            records.flush()
-            if progress is not None:
-                progress(member, len(planned))
-    if not any(member.result for member in members):
+    text = tomli_w.dumps(_config(comparison))
+    name = out / COMPARISON if out is not None else None
+    if name is not None and name.exists():
+        if name.read_text() != text:
+            raise FedbilevelError(f"{out} holds another comparison: choose another folder with --out.")
+        folder = name.parent
+        places = _places(comparison, folder)
+    else:
+        for place in _places(comparison, Path())[:: len(comparison.seeds)]:
+            place.experiment.build().check()  # refuses what is wrong before anything is run
+        folder = new_folder(f"compare-{comparison.task}", out)
+        places = _places(comparison, folder)
+        write_atomically(folder / COMPARISON, text.encode())
+    groups: dict[tuple[str, str], list[Place]] = {}
+    for place in places:
+        if not place.settled:
+            groups.setdefault((place.panel.title, place.algorithm), []).append(place)
+    tell = lambda: progress(sum(place.settled for place in places), len(places)) if progress else None
+    tell()
+    workers = min(jobs or os.cpu_count() or 1, len(groups))
+    try:
+        if workers > 1:
+            _in_processes(list(groups.values()), workers, tell)
+        else:
+            for group in groups.values():
+                _run_group(group, tell)
+    except KeyboardInterrupt as interrupt:
+        interrupt.saved = f"Go on with: fedbilevel resume {folder}"  # pyright: ignore[reportAttributeAccessIssue]
+        raise
+    members = [Member(p.panel, p.algorithm, p.seed, runs(p.folder)[0]) for p in places]
+    if not any(member.done for member in members):
         raise FedbilevelError(f"every run failed; the first one said: {members[0].failure}")
     return Compared(comparison, members, folder, time.perf_counter() - began)
 
 
-def run_member(experiment: Experiment, panel: Panel) -> Member:
-    """One run; a failure is a result, too."""
-    experiment, task, algorithm = experiment.build()
-    name, rounds, seed = experiment.algorithm or task.algorithm, experiment.rounds or task.rounds, experiment.seed
+def _places(comparison: Comparison, folder: Path) -> list[Place]:
+    places = []
+    for panel in comparison.panels:
+        word = re.sub(r"[^a-z0-9]+", "-", panel.title.lower()).strip("-")
+        for algorithm in comparison.algorithms:
+            for seed in comparison.seeds:
+                name = "-".join(part for part in (word, algorithm, f"seed{seed}") if part)
+                experiment = replace(comparison.experiment(panel, algorithm, seed), references=False)
+                places.append(Place(panel, algorithm, seed, folder / name, experiment))
+    return places
+
+
+def _run_group(group: Sequence[Place], tell: Callable[[], None] | None = None) -> None:
+    """Some members, one after the other; whatever fails is in its run folder."""
+    for place in group:
+        with contextlib.suppress(Exception):
+            begun = (place.folder / CONFIG).exists()
+            resume(place.folder) if begun else run_experiment(place.experiment, place.folder)
+        if not (place.folder / INFO).exists():
+            _fail(place, "it could not be started.")
+        if tell is not None:
+            tell()
+
+
+def _fail(place: Place, why: str) -> None:
+    """Say in a member's folder that it failed."""
+    path = place.folder / INFO
+    known = (
+        json.loads(path.read_text()) if path.exists() else {"task": place.experiment.task, "name": place.folder.name}
+    )
+    write_atomically(path, json.dumps({**known, "status": "failed", "failure": why}).encode())
+
+
+def _in_processes(groups: list[list[Place]], workers: int, tell: Callable[[], None]) -> None:
+    """Groups in processes of one thread each. A process that dies fails the member it was at, and no other."""
+    threads = "--xla_cpu_multi_thread_eigen=false"
+    before = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = f"{before} {threads}".strip()
+    left = groups
     try:
-        result = solve(task, algorithm, rounds, seed, experiment.participation())
-    except Diverged as error:
-        return Member(panel, name, seed, task, None, str(error))
-    return Member(panel, name, seed, task, result)
+        while left:
+            spawn = multiprocessing.get_context("spawn")
+            with ProcessPoolExecutor(workers, spawn, initializer=_leave_interrupts_to_the_parent) as pool:
+                waiting = {pool.submit(_run_group, group): group for group in left}
+                pending = set(waiting)
+                try:
+                    while pending:
+                        _, pending = wait(pending, timeout=0.5)
+                        tell()
+                except KeyboardInterrupt:
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    for place in (place for group in left for place in group):
+                        _end(place)
+                    raise
+            left = [group for future, group in waiting.items() if isinstance(future.exception(), BrokenProcessPool)]
+            left = [[place for place in group if not place.settled] for group in left]
+            for group in left:
+                for place in group:
+                    if (place.folder / INFO).exists() and runs(place.folder)[0].status == "killed":
+                        _fail(place, "its process died (out of memory?).")
+            left = [unsettled for group in left if (unsettled := [place for place in group if not place.settled])]
+    finally:
+        os.environ["XLA_FLAGS"] = before
+    tell()
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    """Ctrl-C reaches every process of a terminal; here only the parent acts on it, and ends the others."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def _end(place: Place) -> None:
+    """Interrupt a member that is running: it saves what it has."""
+    if (place.folder / INFO).exists() and (run := runs(place.folder)[0]).status == "running":
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(run.info["process"], signal.SIGTERM)
+
+
+COMPARISON = "compare.toml"
 
 
 def _config(comparison: Comparison) -> dict[str, Any]:
     panels = [
         {
             "title": p.title,
-            "sample": p.sample or "as the task suggests",
+            **({"sample": p.sample} if p.sample else {}),
             "samples": dict(p.samples),
             "options": dict(p.options),
             "hyper": {k: dict(v) for k, v in p.hyper.items()},
@@ -189,9 +315,21 @@ def _config(comparison: Comparison) -> dict[str, Any]:
     }
 
 
+def read(folder: Path) -> Comparison:
+    """The comparison that a folder holds."""
+    try:
+        known = tomllib.loads((folder / COMPARISON).read_text())
+        panels = [
+            Panel(p["title"], p["options"], p.get("sample"), p["hyper"], p["samples"]) for p in known.pop("panels")
+        ]
+        return Comparison(**{**known, "panels": panels})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FedbilevelError(f"{folder / COMPARISON} cannot be read ({error}).") from None
+
+
 def band(members: Sequence[Member], metric: str) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation over seeds of a metric, for every row of the history."""
-    values = np.array([[row[metric] for row in m.result.history] for m in members if m.result], float)
+    values = np.array([[row[metric] for row in m.history] for m in members if m.done], float)
     return values.mean(axis=0), values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
 
 
@@ -203,12 +341,12 @@ def last(members: Sequence[Member], metric: str) -> tuple[float, float]:
 
 def per_client(member: Member, name: str) -> float:
     """A count over all clients at the end of a run, as a mean per client."""
-    return member.result.metrics[name] / len(member.task.clients) if member.result else 0.0
+    return member.history[-1][name] / member.run.info["clients"] if member.done else 0.0
 
 
 def seconds(members: Sequence[Member]) -> float:
     """How long these runs took together."""
-    return sum(member.result.seconds for member in members if member.result)
+    return sum(member.history[-1]["seconds"] for member in members if member.done)
 
 
 TOY_STEPS: Mapping[tuple[str, int], Mapping[str, float]] = {

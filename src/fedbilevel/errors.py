@@ -11,6 +11,10 @@ class FedbilevelError(Exception):
     """An error whose message is meant for the user. The command line prints it and exits with code 2."""
 
 
+class FedbilevelWarning(UserWarning):
+    """Something the user should know, in one sentence; the run goes on."""
+
+
 class Diverged(FedbilevelError):
     """A run produced NaN or infinity."""
 
@@ -23,11 +27,11 @@ class Diverged(FedbilevelError):
 class UnknownName(FedbilevelError, KeyError):
     """A name that is not in a table; the message suggests the nearest one."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, kind: str, name: str, known: Iterable[str], place: str = "") -> None:
         known = sorted(known)
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}."
-        super().__init__(f"there is no {kind} called '{name}': {hint}")
+        super().__init__(f"{place}there is no {kind} called '{name}': {hint}")
 
     # KeyError prints the representation of its argument; we want the sentence itself.
     __str__ = Exception.__str__

@@ -5,25 +5,31 @@ import dataclasses
 import inspect
 import json
 import math
+import os
+import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-import tomli_w
 
-from fedbilevel import schedules
+from fedbilevel import callbacks, configuration, schedules
 from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.callbacks import Callback
+from fedbilevel.checkpoint import Checkpoints
 from fedbilevel.core import Algorithm
+from fedbilevel.diagnostics import DIAGNOSTICS
 from fedbilevel.engines.messages import encode, named_leaves
 from fedbilevel.engines.participation import Independent, Participation, Uniform, participation
 from fedbilevel.engines.plan import Program
 from fedbilevel.errors import Diverged, FedbilevelError, UnknownName
+from fedbilevel.records import CONFIG, INFO, Appender, plain_json, write_atomically
 from fedbilevel.solve import Result, Row, Stopped, check_seed, solve, traffic
 from fedbilevel.task import Details, Reference, Task
 from fedbilevel.tasks import TASKS
@@ -37,46 +43,114 @@ class Progress(Protocol):
     def __call__(self, label: str, rounds: int, row: Row | None) -> None: ...
 
 
+def _field(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
 @dataclass(frozen=True)
 class Experiment:
-    """Everything that determines a run; None is what the task suggests. ``settings`` reaches any option of the task or
-    hyper-parameter of the algorithm.
+    """Everything that determines a run; None is what the task suggests.
+
+    Args:
+        task: its name in ``fb.TASKS``.
+        algorithm: its name in ``fb.ALGORITHMS``.
+        settings: options of the task and hyper-parameters of the algorithm, as "lr_upper", or "task.NAME" and
+            "algorithm.NAME"; values or text.
+        places: where each was written ("my.toml, line 7"), for messages.
+
+    The other fields are the table ``[run]`` of an experiment file.
+
+    >>> Experiment("quadratic", "fedbio").changed({"lr_upper": "0.2", "rounds": "50"}).rounds
+    50
     """
 
     task: str
     algorithm: str | None = None
-    rounds: int | None = None
-    seed: int = 0
-    sample: str | None = None
-    settings: Mapping[str, str] = field(default_factory=dict)
+    rounds: int | None = _field(None, "how many rounds")
+    seed: int = _field(0, "of everything random: data, starting points, batches, cohorts")
+    sample: str | None = _field(
+        None, "who takes part in a round: 'everyone', a number, a probability such as 0.5, or a list '0,3,5'"
+    )
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    every: int | None = _field(None, "rounds between evaluations; left out: about fifty evaluations")
+    diagnostics: Sequence[str] = _field((), "exact quantities at every evaluation, such as 'hypergradient'")
+    engine: str = _field("simulation", "'simulation' (compiled) or 'local' (serialized messages, no checkpoints)")
+    batching: str = _field("auto", "how the simulator visits clients: 'scan' one by one, 'vmap' all at once, 'auto'")
+    references: bool = _field(True, "whether to run what the task compares with, too")
+    checkpoint_seconds: float = _field(30.0, "least time between two checkpoints")
+    checkpoints: int = _field(2, "how many checkpoints are kept")
+    trackers: Sequence[str] = _field((), "'tensorboard', 'mlflow': who else is told of every evaluation")
+    places: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    @staticmethod
+    def read(path: Path | str) -> "Experiment":
+        """The experiment of a TOML file."""
+        tables, places = configuration.read(Path(path))
+        name = tables["task"].pop("name")
+        settings = {f"{table}.{key}": value for table, keys in tables.items() for key, value in keys.items()}
+        return Experiment(name, places=places).changed(settings)
+
+    def changed(self, settings: Mapping[str, Any]) -> "Experiment":
+        """The same with other settings: fields of ``[run]`` ("rounds" or "run.rounds"), "algorithm", options and
+        hyper-parameters; the last word counts.
+        """
+        fields: dict[str, Any] = {}
+        others = dict(self.settings)
+        for key, value in settings.items():
+            prefix, _, name = key.rpartition(".")
+            if key in ("algorithm", "algorithm.name"):
+                fields["algorithm"] = convert(key, value, "", self._at(key))
+            elif prefix == "run" or (not prefix and name in RUN):
+                if name not in RUN:
+                    raise UnknownName("setting of [run]", name, RUN, self._at(key))
+                fields[name] = _convert_run(key, name, value, self._at(key))
+            else:
+                others.pop(name, None)
+                others.pop(f"task.{name}" if prefix == "task" else f"algorithm.{name}", None)
+                others[key] = value
+        return dataclasses.replace(self, **fields, settings=others)
+
+    def _at(self, key: str) -> str:
+        return self.places.get(key, "")
 
     def build(self) -> "Built":
         """Make the task and the algorithm; refuses unknown names and wrong types."""
         check_seed(self.seed)
         if self.rounds is not None and self.rounds < 1:
-            raise FedbilevelError(f"rounds must be at least 1, but is {self.rounds}.")
+            raise FedbilevelError(f"{self._at('run.rounds')}rounds must be at least 1, but is {self.rounds}.")
+        for name in self.diagnostics:
+            _ = DIAGNOSTICS[name]  # refuses unknown ones
+        for name in self.trackers:
+            if name not in TRACKERS:
+                raise UnknownName("tracker", name, TRACKERS, self._at("run.trackers"))
+        if self.task not in TASKS:
+            raise UnknownName("task", self.task, TASKS, self._at("task.name"))
         make = TASKS[self.task]
         options = {name: p.default for name, p in inspect.signature(make).parameters.items()}
         if self.algorithm is not None:
             self._check_settings(self.algorithm, options)
         for_task: dict[str, Any] = {"seed": self.seed} if "seed" in options else {}
-        for key, text in self.settings.items():
+        for key, value in self.settings.items():
             prefix, _, name = key.rpartition(".")
             if prefix in ("", "task") and name in options:
-                for_task[name] = convert(key, text, options[name])
+                for_task[name] = convert(key, value, options[name], self._at(key))
         task = make(**for_task)
         name = self.algorithm or task.algorithm
         kind, hyper = self._check_settings(name, options)
         chosen = task.advice(name, hyper)
-        for key, text in self.settings.items():
+        for key, value in self.settings.items():
             prefix, _, known = key.rpartition(".")
             if prefix in ("", "algorithm") and known in hyper:
-                chosen[known] = convert(key, text, hyper[known])
+                chosen[known] = convert(key, value, hyper[known], self._at(key))
         rounds, sample = self.rounds or task.rounds, self.sample or task.sample
-        return Built(dataclasses.replace(self, algorithm=name, rounds=rounds, sample=sample), task, kind(**chosen))
+        every = self.every or max(1, rounds // 50)
+        whole = dataclasses.replace(self, algorithm=name, rounds=rounds, sample=sample, every=every)
+        return Built(whole, task, kind(**chosen), for_task)
 
     def _check_settings(self, algorithm: str, options: Mapping[str, Any]) -> tuple[type[Algorithm], dict[str, Any]]:
         """The algorithm and its hyper-parameters; refuses settings that nobody knows, or two."""
+        if algorithm not in ALGORITHMS:
+            raise UnknownName("algorithm", algorithm, ALGORITHMS, self._at("algorithm.name"))
         kind = ALGORITHMS[algorithm]
         hyper = {f.name: f.default for f in dataclasses.fields(kind)}
         for key in self.settings:
@@ -85,7 +159,11 @@ class Experiment:
                 name in names for place, names in (("task", options), ("algorithm", hyper)) if prefix in ("", place)
             ]
             if not any(known):
-                raise UnknownName(f"setting of {self.task} or {algorithm}", key, [*options, *hyper])
+                who = {"task": self.task, "algorithm": algorithm}.get(prefix, f"{self.task} or {algorithm}")
+                names = {"task": [*options], "algorithm": [*hyper]}.get(prefix, [*options, *hyper, *RUN])
+                raise UnknownName(
+                    f"setting of {who}", name if prefix in ("task", "algorithm") else key, names, self._at(key)
+                )
             if sum(known) > 1:
                 raise FedbilevelError(
                     f"'{name}' is an option of both {self.task} and {algorithm}: write task.{name} or algorithm.{name}."
@@ -106,9 +184,39 @@ class Experiment:
             return Independent(float(number), **how) if "." in number else Uniform(int(number), **how)
         except (ValueError, TypeError):
             raise FedbilevelError(
-                f"sample '{self.sample}' is neither a number of clients, nor a probability such as 0.5 (each may be "
-                "followed by 'resample', a number also by 'replacement'), nor a list such as 0,3,5."
+                f"{self._at('run.sample')}sample '{self.sample}' is neither a number of clients, nor a probability "
+                "such as 0.5 (each may be followed by 'resample', a number also by 'replacement'), nor a list such as "
+                "0,3,5."
             ) from None
+
+    def run(self, out: Path | str | None = None, progress: Progress | None = None) -> "Finished":
+        """Run it, see :func:`run`."""
+        return run(self, None if out is None else Path(out), progress)
+
+
+RUN: Mapping[str, str] = {f.name: f.metadata["help"] for f in dataclasses.fields(Experiment) if "help" in f.metadata}
+"""The fields of the table [run], with what they mean."""
+
+TRACKERS: Mapping[str, Callable[[Path, str], Callback]] = {
+    "tensorboard": lambda folder, label: callbacks.TensorBoard(folder / "tensorboard" / label),
+    "mlflow": lambda folder, label: callbacks.MLflow(name=f"{folder.name}/{label}"),
+}
+
+
+def _convert_run(key: str, name: str, value: Any, place: str) -> Any:
+    """A setting of [run] as what its field is."""
+    if name in ("diagnostics", "trackers"):
+        parts = value.split(",") if isinstance(value, str) else value
+        if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
+            raise FedbilevelError(f"{place}{key} must be a list of names, not {value!r}.")
+        return tuple(part.strip() for part in parts if part.strip())
+    if name == "sample":
+        parts = value if isinstance(value, list) else [value]
+        if isinstance(value, bool) or not all(isinstance(part, str | int | float) for part in parts):
+            raise FedbilevelError(f"{place}{key} must be a number, a list of clients or a text, not {value!r}.")
+        return ",".join(str(part) for part in parts) + ("," if isinstance(value, list) and len(value) == 1 else "")
+    like = {"rounds": 0, "every": 0, "seed": 0, "checkpoints": 0, "references": True, "checkpoint_seconds": 0.0}
+    return convert(key, value, like.get(name, ""), place)
 
 
 class Built(NamedTuple):
@@ -117,43 +225,73 @@ class Built(NamedTuple):
     experiment: Experiment
     task: Task
     algorithm: Algorithm
+    options: Mapping[str, Any]  # what the task was made with, where it is not the default
+
+    def config(self) -> dict[str, dict[str, Any]]:
+        """All of it as tables: what ``config.toml`` holds, and what an experiment file may hold."""
+        signature = inspect.signature(TASKS[self.experiment.task]).parameters
+        options = {name: self.options.get(name, p.default) for name, p in signature.items()}
+        if options.get("seed") == self.experiment.seed:
+            del options["seed"]  # it follows the seed of the run
+        hyper = {f.name: getattr(self.algorithm, f.name) for f in dataclasses.fields(self.algorithm)}
+        run = {name: getattr(self.experiment, name) for name in RUN}
+        tables = {
+            "task": {"name": self.experiment.task, **options},
+            "algorithm": {"name": self.experiment.algorithm, **hyper},
+            "run": run,
+        }
+        return {table: {k: _plain(v) for k, v in keys.items()} for table, keys in tables.items()}
+
+    def check(self) -> None:
+        """Refuse what does not fit, before anything is written."""
+        sample = participation(self.experiment.participation(), len(self.task.clients))
+        Program(self.task.problem, self.algorithm, self.task.layout, sample)
 
 
-def convert(name: str, text: str, default: Any) -> Any:
-    """Read a setting as what its default is."""
+KINDS = {bool: "true or false", int: "a whole number", float: "a number", tuple: "numbers such as 1,3", str: "a text"}
+
+
+def convert(name: str, value: Any, default: Any, place: str = "") -> Any:
+    """Read a setting, a value or text, as what its default is."""
     try:
         if isinstance(default, bool):
-            return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text.lower()]
+            words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+            return value if isinstance(value, bool) else words[value.lower()]
+        if isinstance(value, bool):
+            raise ValueError
         if isinstance(default, int):
-            return int(text)
-        if isinstance(default, float):
-            value = float(text)
-            if math.isnan(value):
+            if isinstance(value, float):
                 raise ValueError
-            return value
+            return int(value)
+        if isinstance(default, float):
+            number = float(value)
+            if math.isnan(number):
+                raise ValueError
+            return number
         if isinstance(default, schedules.Schedule):
-            return schedules.parse(text)
+            return schedules.parse(value)
         if isinstance(default, tuple):
-            number = lambda part: int(part) if part.strip().lstrip("-").isdigit() else float(part)
-            return tuple(number(part) for part in text.split(",") if part.strip())
-    except (ValueError, KeyError):
-        kind = {bool: "true or false", int: "a whole number", float: "a number", tuple: "numbers such as 1,3"}[
-            type(default)
-        ]
-        raise FedbilevelError(f"{name} must be {kind}, not '{text}'.") from None
-    return text
+            number = lambda part: int(part) if str(part).strip().lstrip("-").isdigit() else float(part)
+            parts = (
+                value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
+            )
+            return tuple(number(part) for part in parts if str(part).strip())
+        if not isinstance(value, str):
+            raise ValueError
+    except FedbilevelError as error:
+        raise FedbilevelError(f"{place}{name}: {error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise FedbilevelError(f"{place}{name} must be {KINDS[type(default)]}, not {value!r}.") from None
+    return value
 
 
 def _plain(value: Any) -> Any:
     """A value as TOML knows it."""
-    if isinstance(value, tuple):
-        return ",".join(str(each) for each in value)
+    if isinstance(value, tuple | list):
+        return list(value)
+    if isinstance(value, np.generic):
+        return value.item()
     return value if isinstance(value, bool | int | float | str) else repr(value)
-
-
-def plain_json(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with null for what JSON cannot say (NaN and infinity)."""
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
 
 
 @dataclass(frozen=True)
@@ -176,60 +314,59 @@ class Finished:
 
 def run(experiment: Experiment, out: Path | None = None, progress: Progress | None = None) -> Finished:
     """Run an experiment and its references and write the run folder. Whatever stops it, what there was is saved."""
+    built = experiment.build()
+    built.check()
+    name = f"{experiment.task}-{built.experiment.algorithm}-seed{experiment.seed}"
+    return _run(built, new_folder(name, out), progress)
+
+
+def resume(folder: Path | str, rounds: int | None = None, progress: Progress | None = None) -> Finished:
+    """Go on with the run of a folder, from its newest checkpoints, to the result it would have had without a break.
+
+    Args:
+        folder: the run folder.
+        rounds: go on to more rounds than the run was begun with.
+    """
+    folder = Path(folder)
+    if not (folder / CONFIG).exists():
+        raise FedbilevelError(f"{folder} is no run folder: it has no {CONFIG}.")
+    experiment = Experiment.read(folder / CONFIG)
+    if rounds is not None:
+        if experiment.rounds is not None and rounds < experiment.rounds:
+            raise FedbilevelError(f"{folder} was begun for {experiment.rounds} rounds: give at least as many.")
+        experiment = dataclasses.replace(experiment, rounds=rounds)
+    built = experiment.build()
+    built.check()
+    return _run(built, folder, progress)
+
+
+def _run(built: Built, folder: Path, progress: Progress | None) -> Finished:
     began = time.perf_counter()
-    experiment, task, algorithm = experiment.build()
-    rounds = experiment.rounds or task.rounds
-    sample = participation(experiment.participation(), len(task.clients))
-    Program(task.problem, algorithm, task.layout, sample)  # refuses what does not fit before anything is written
-    folder = new_folder(f"{experiment.task}-{experiment.algorithm}-seed{experiment.seed}", out)
-    hyper = {f.name: _plain(getattr(algorithm, f.name)) for f in dataclasses.fields(algorithm)}
-    config = {
-        "fedbilevel": version("fedbilevel"),
-        "task": {"name": experiment.task, **{k: _plain(v) for k, v in task.options.items()}},
-        "algorithm": {"name": experiment.algorithm, **hyper},
-        "run": {"rounds": rounds, "seed": experiment.seed, "sample": experiment.sample or "everyone"},
-    }
-    (folder / "config.toml").write_text(tomli_w.dumps(config))
+    experiment, task, algorithm, _ = built
+    info = _describe(built, folder)
+    write_atomically(folder / CONFIG, configuration.write(built.config()).encode())
+    note = lambda **more: write_atomically(folder / INFO, json.dumps({**info, **more}, indent=1).encode())
+    note(status="running")
+    finish = _Members(built, folder, progress)
+    references: dict[str, Result] = {}
+    try:
+        for reference in task.references if experiment.references else ():
+            references[reference.label] = finish.reference(reference)
+        result = finish.one(info["main"], algorithm)
+    except (KeyboardInterrupt, Exception) as error:
+        stopped = error.__cause__
+        interrupted = isinstance(error, KeyboardInterrupt)
+        note(status="interrupted" if interrupted else "failed", failure="" if interrupted else str(error))
+        if isinstance(error, KeyboardInterrupt | Diverged):
+            if isinstance(stopped, Stopped) and len(references) == len(info["labels"]) - 1:
+                _save_solution(stopped.result, folder)
+            saved = f"The records so far are in {folder}."
+            if interrupted and experiment.engine == "simulation":
+                saved = f"Go on with: fedbilevel resume {folder}"
+            error.saved = saved  # pyright: ignore[reportAttributeAccessIssue]
+        raise
 
-    with (folder / "metrics.jsonl").open("w") as records:
-
-        def one(label: str, algorithm: Algorithm, x: Any = None) -> Result:
-            def on_row(row: Row) -> None:
-                records.write(json.dumps(plain_json({"run": label, **row})) + "\n")
-                records.flush()
-                if progress is not None:
-                    progress(label, rounds, row)
-
-            if progress is not None:
-                progress(label, rounds, None)
-            return solve(task, algorithm, rounds, experiment.seed, sample, x=x, on_row=on_row)
-
-        def search(reference: Reference) -> Result:
-            """The best of all that a reference starts from, for the price of all."""
-            if not reference.others:
-                return one(reference.label, reference.algorithm, reference.x)
-            starts = [reference.x, *reference.others]
-            found = [one(f"{reference.label}-{n}", reference.algorithm, x) for n, x in enumerate(starts, 1)]
-            best = min(found, key=lambda result: result.metrics[reference.by])
-            paid = {*traffic(best.plan, best.state), "seconds"}
-            history = [{k: len(starts) * v if k in paid else v for k, v in row.items()} for row in best.history]
-            return dataclasses.replace(best, history=history, seconds=sum(result.seconds for result in found))
-
-        references: dict[str, Result] = {}
-        try:
-            for reference in task.references:
-                references[reference.label] = search(reference)
-            result = one(str(experiment.algorithm), algorithm)
-        except (Diverged, KeyboardInterrupt) as error:
-            stopped, in_reference = error.__cause__, len(references) < len(task.references)
-            if isinstance(stopped, Stopped) and not in_reference:
-                _save(stopped.result, folder)
-                error.saved = f"The state of round {int(stopped.result.state.round)} is in {folder}."  # pyright: ignore
-            else:
-                error.saved = f"The records so far are in {folder}."  # pyright: ignore
-            raise
-
-    _save(result, folder)
+    _save_solution(result, folder)
     summary = {**{k: v for k, v in result.metrics.items() if k != "round"}, "rounds": result.metrics["round"]}
     for label, reference in references.items():
         summary |= {f"{name}_{label}": reference.metrics[name] for name in task.headline if name in reference.metrics}
@@ -241,14 +378,104 @@ def run(experiment: Experiment, out: Path | None = None, progress: Progress | No
         "folder": str(folder),
     }
     finished = Finished(folder, task, algorithm, result, references, summary)
-    if task.details is not None:
+    if task.details is not None and experiment.references:
         details = task.details(finished.results)
         finished = dataclasses.replace(finished, details=details)
         with (folder / "details.csv").open("w", newline="") as file:
             csv.writer(file).writerows([details.headings, *details.rows])
-    if task.files is not None:
+    if task.files is not None and experiment.references:
         task.files(finished.results, folder)
+    more: dict[str, Any] = {"status": "finished", "summary": plain_json(summary)}
+    if finished.details is not None:
+        rows = [
+            [cell.item() if isinstance(cell, np.generic) else cell for cell in row] for row in finished.details.rows
+        ]
+        more["details"] = {"title": finished.details.title, "headings": list(finished.details.headings), "rows": rows}
+    note(**more)
     return finished
+
+
+class _Members:
+    """Runs an experiment's algorithm and its references into one folder, each from its newest checkpoint."""
+
+    def __init__(self, built: Built, folder: Path, progress: Progress | None) -> None:
+        self.built, self.folder, self.progress = built, folder, progress
+
+    def one(self, label: str, algorithm: Algorithm, x: Any = None) -> Result:
+        experiment, task, rounds = self.built.experiment, self.built.task, self.built.experiment.rounds or 0
+        keeps = experiment.engine == "simulation"
+        place = self.folder / "checkpoints" / label
+        with Appender(self.folder) as records:
+
+            def on_row(row: Row) -> None:
+                records.append({"run": label, **row})
+                if self.progress is not None:
+                    self.progress(label, rounds, row)
+
+            if self.progress is not None:
+                self.progress(label, rounds, None)
+            return solve(
+                task,
+                algorithm,
+                rounds,
+                experiment.seed,
+                experiment.participation(),
+                every=experiment.every,
+                diagnostics=experiment.diagnostics,
+                x=x,
+                engine=experiment.engine,  # pyright: ignore[reportArgumentType]
+                batching=experiment.batching,  # pyright: ignore[reportArgumentType]
+                callbacks=[on_row, *(TRACKERS[name](self.folder, label) for name in experiment.trackers)],
+                checkpoint=Checkpoints(place, experiment.checkpoint_seconds, experiment.checkpoints) if keeps else None,
+            )
+
+    def reference(self, reference: Reference) -> Result:
+        """The best of all that a reference starts from, for the price of all; one that diverges is not the best."""
+        if not reference.others:
+            return self.one(reference.label, reference.algorithm, reference.x)
+        starts = [reference.x, *reference.others]
+        found: list[Result] = []
+        for n, x in enumerate(starts, 1):
+            try:
+                found.append(self.one(f"{reference.label}-{n}", reference.algorithm, x))
+            except Diverged:
+                if n == len(starts) and not found:
+                    raise
+        best = min(found, key=lambda result: result.metrics[reference.by])
+        paid = {*traffic(best.plan, best.state), "seconds"}
+        history = [{k: len(starts) * v if k in paid else v for k, v in row.items()} for row in best.history]
+        return dataclasses.replace(best, history=history, seconds=sum(result.seconds for result in found))
+
+
+def _describe(built: Built, folder: Path) -> dict[str, Any]:
+    """What a reader of the folder must know of the run."""
+    experiment, task, algorithm, _ = built
+    main, title = str(experiment.algorithm), type(algorithm).__name__
+    labels = {r.label: r.title for r in task.references} if experiment.references else {}
+    labels = dict([*list(labels.items())[:1], (main, title), *list(labels.items())[1:]])
+    return {
+        "name": folder.name,
+        "task": experiment.task,
+        "algorithm": main,
+        "title": title,
+        "seed": experiment.seed,
+        "rounds": experiment.rounds,
+        "clients": len(task.clients),
+        "headline": dict(task.headline),
+        "compare_by": list(task.compare_by),
+        "main": main,
+        "labels": labels,
+        "environment": {
+            **{name: version(name) for name in ("fedbilevel", "jax", "jaxlib", "numpy")},
+            "python": platform.python_version(),
+            "platform": f"{platform.system()} {platform.machine()}",
+            "cpus": os.cpu_count(),
+            "device": jax.devices()[0].device_kind,
+            "numbers": str(jnp.result_type(float)),
+        },
+        "process": os.getpid(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
 
 
 def new_folder(name: str, out: Path | None) -> Path:
@@ -268,11 +495,7 @@ def new_folder(name: str, out: Path | None) -> Path:
     return out
 
 
-def _save(result: Result, folder: Path) -> None:
-    """The final state, in a format that is safe to load: x, y, and all that the engine needs to go on."""
-    state = result.state._replace(key=jax.random.key_data(result.state.key))
-    arrays = {
-        name: np.asarray(leaf)
-        for name, leaf in named_leaves({"x": result.x, "y": result.y, "state": state._asdict()}).items()
-    }
-    (folder / "state.safetensors").write_bytes(encode({"round": int(result.state.round)}, arrays))
+def _save_solution(result: Result, folder: Path) -> None:
+    """x and y, in a format that is safe to load."""
+    arrays = {name: np.asarray(leaf) for name, leaf in named_leaves({"x": result.x, "y": result.y}).items()}
+    write_atomically(folder / "solution.safetensors", encode({"round": int(result.state.round)}, arrays))

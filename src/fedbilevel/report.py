@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from fedbilevel.comparison import Compared, Panel, band, last, per_client, seconds
-from fedbilevel.experiment import Finished, plain_json
+from fedbilevel.experiment import Finished
+from fedbilevel.records import plain_json
 from fedbilevel.solve import Result
 
 
@@ -78,9 +79,11 @@ def comparison(compared: Compared, panel: Panel) -> Table:
         shown.add_column(heading, justify="right" if heading else "left", no_wrap=not heading, overflow="fold")
     for algorithm in compared.comparison.algorithms:
         members = compared.of(panel, algorithm)
-        done = [m for m in members if m.result]
+        done = [m for m in members if m.done]
         if not done:
-            shown.add_row(algorithm, *("-" for _ in headline), members[0].failure.split(":")[0])
+            shown.add_row(
+                algorithm, *("-" for _ in headline), next(m.failure for m in members if not m.done).split(":")[0]
+            )
             continue
         values = [_with_spread(*last(done, metric), len(done)) for metric in headline]
         floats, *oracles = (_short(np.mean([per_client(m, c) for m in done])) for c in COUNTS)
@@ -102,7 +105,7 @@ def _short(count: Any) -> str:
 
 def _headline(compared: Compared) -> Mapping[str, str]:
     """The two headline metrics that matter most."""
-    return dict(list(compared.members[0].task.headline.items())[:2])
+    return dict(list(compared.info["headline"].items())[:2])
 
 
 def _seeds(compared: Compared) -> str:
@@ -122,7 +125,7 @@ def comparison_figures(compared: Compared) -> list[Path]:
     Several: a column for every condition, in one picture for each first word of their titles.
     """
     panels = compared.comparison.panels
-    metrics = compared.members[0].task.compare_by or tuple(_headline(compared))
+    metrics = compared.info["compare_by"] or tuple(_headline(compared))
     if len(panels) == 1:
         cells = [[(panels[0], metric, axis) for axis in ("round", "floats")] for metric in metrics]
         return [_figure(compared, cells, compared.folder / "curves.png")]
@@ -149,13 +152,13 @@ def _figure(compared: Compared, cells: list[list[tuple[Panel, str, str]]], path:
         axes = figure.add_subplot(rows, columns, number)
         positive = True
         for color, algorithm in enumerate(compared.comparison.algorithms):
-            members = [m for m in compared.of(panel, algorithm) if m.result]
+            members = [m for m in compared.of(panel, algorithm) if m.done]
             if not members:
                 continue
             mean, deviation = band(members, metric)
             across, _ = band(members, axis)
             if axis == "floats":  # on a log scale, so from the first message on
-                across, mean, deviation = across[1:] / len(members[0].task.clients), mean[1:], deviation[1:]
+                across, mean, deviation = across[1:] / members[0].run.info["clients"], mean[1:], deviation[1:]
             style = {"color": f"C{color % 10}", "linestyle": LINES[color // 10 % 4]}
             axes.plot(across, mean, label=algorithm, linewidth=1.5, **style)
             if len(members) > 1:
@@ -215,9 +218,9 @@ def comparison_json(compared: Compared) -> dict[str, Any]:
     for panel in compared.comparison.panels:
         for algorithm in compared.comparison.algorithms:
             members = compared.of(panel, algorithm)
-            done = [m for m in members if m.result]
+            done = [m for m in members if m.done]
             row: dict[str, Any] = {"panel": panel.title, "algorithm": algorithm, "runs": len(done)}
             row |= {metric: last(done, metric)[0] for metric in headline if done}
-            row["failures"] = [m.failure for m in members if m.failure]
+            row["failures"] = [m.failure for m in members if not m.done]
             rows.append(plain_json(row))
     return {"rows": rows, "seconds": compared.seconds, "folder": str(compared.folder)}

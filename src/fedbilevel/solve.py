@@ -4,11 +4,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import jax
 import numpy as np
 
+from fedbilevel.callbacks import Callback, OnRow, Started
+from fedbilevel.checkpoint import Checkpoints, Saved, fingerprint
 from fedbilevel.core import Algorithm, Tree, as_float
 from fedbilevel.diagnostics import Diagnostic, Measure, Snapshot, find, measure
 from fedbilevel.engines.local import Local
@@ -32,6 +35,8 @@ class Engine(Protocol):
     def start(self, seed: int, x: Any = None, y: Any = None) -> Any: ...
     def advance(self, state: Any, rounds: int) -> Any: ...
     def solution(self, state: Any) -> tuple[Any, Any]: ...
+    def arrays(self, state: Any) -> dict[str, np.ndarray]: ...
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,8 @@ def solve(
     y: Tree = None,
     engine: Literal["simulation", "local"] = "simulation",
     batching: Batching = "auto",
-    on_row: Callable[[Row], None] | None = None,
+    callbacks: "Sequence[Callback | Callable[[Row], Any]]" = (),
+    checkpoint: "Checkpoints | Path | str | None" = None,
 ) -> Result:
     """Run an algorithm on a task.
 
@@ -96,7 +102,11 @@ def solve(
         engine: "simulation" (compiled) or "local" (messages between a server and clients in this process).
         batching: how the simulator goes through the clients: "scan" one by one, "vmap" all at once, "auto" what suits
             the device.
-        on_row: called with every row of the history as it comes.
+        callbacks: told of the run as it goes on: functions called with every row of the history, and
+            :class:`~fedbilevel.callbacks.Callback` objects.
+        checkpoint: a folder in which the run is saved every half minute, at its end and when it is interrupted, or
+            :class:`~fedbilevel.checkpoint.Checkpoints`. A run that finds itself there goes on from its newest
+            checkpoint, to the same result as without a break, bit for bit. For the engine "simulation".
 
     Raises:
         Diverged: when a state is NaN or infinite; its ``__cause__`` is a :class:`Stopped` with what there was before.
@@ -115,7 +125,14 @@ def solve(
     runner = _engine(engine, task, algorithm, chosen, batching)
     given = _start_values(task, x, y)
     every = every or max(1, rounds // 50)
-    history: list[Row] = []
+    told = [each if isinstance(each, Callback) else OnRow(each) for each in callbacks]
+    checkpoints = Checkpoints(checkpoint) if isinstance(checkpoint, Path | str) else checkpoint
+    saved, run = None, ""
+    if checkpoints is not None:
+        run = fingerprint(task, algorithm, chosen, seed, every, given, (engine, batching, [d.name for d in watched]))
+        saved = checkpoints.newest(run, runner.restore)
+    history: list[Row] = saved.history if saved else []
+    began -= saved.seconds if saved else 0
 
     def evaluate(state: Any) -> None:
         nonlocal began
@@ -126,33 +143,49 @@ def solve(
         paused = time.perf_counter()
         row |= measure(watched, Snapshot(runner, state))
         began += time.perf_counter() - paused
+        for each in told:
+            each.row(row)
         history.append(row)
-        if on_row is not None:
-            on_row(row)
 
     def result(state: Any) -> Result:
         return Result(*runner.solution(state), history, state, runner.plan, time.perf_counter() - began)
 
-    state = runner.start(seed, *given)
+    def save(state: Any) -> None:
+        if checkpoints is not None:
+            seconds = time.perf_counter() - began
+            checkpoints.save(run, runner.arrays(state), int(state.round), Saved(state, history, seconds))
+
+    state = saved.state if saved else runner.start(seed, *given)
+    for each in told:
+        each.start(Started(task, algorithm, rounds, seed, list(history)))
     try:
         if not bool(state.finite):
             raise _diverged(algorithm, state)
         for each in watched:
             each.check(Snapshot(runner, state))
-        evaluate(state)
         at_once = 1  # rounds per call: a call cannot be interrupted, so it is kept to about half a second
-        while int(state.round) < rounds:
-            due = min(rounds, (int(state.round) // every + 1) * every)
+        while True:
+            now, seen = int(state.round), history[-1]["round"] if history else -1
+            if (now % every == 0 or now >= rounds) and seen < now:
+                evaluate(state)
+            if now >= rounds:
+                break
+            if checkpoints is not None and now > 0 and checkpoints.due():
+                save(state)
             called = time.perf_counter()
-            new = jax.block_until_ready(runner.advance(state, min(at_once, due - int(state.round))))
+            due = min(rounds, (now // every + 1) * every)
+            new = jax.block_until_ready(runner.advance(state, min(at_once, due - now)))
             if not bool(new.finite):
-                raise _diverged(algorithm, new) from Stopped(f"stopped after round {int(state.round)}", result(state))
+                raise _diverged(algorithm, new) from Stopped(f"stopped after round {now}", result(state))
             state = new
             at_once = 2 * at_once if time.perf_counter() - called < 0.25 else max(1, at_once // 2)
-            if int(state.round) == due:
-                evaluate(state)
+        save(state)
     except KeyboardInterrupt as interrupt:
+        save(state)
         raise interrupt from Stopped(f"interrupted after round {int(state.round)}", result(state))
+    finally:
+        for each in told:
+            each.end()
     return result(state)
 
 
@@ -215,6 +248,11 @@ def traffic(plan: Plan, state: Any) -> Mapping[str, float | int]:
         **oracles,
     }
 
+
+COUNTED = frozenset(
+    ["round", "seconds", "exchanges", "megabytes_down", "megabytes_up", "megabytes", "floats", "Gf", "Gg", "J", "H"]
+)
+"""The columns that every history has; the others are metrics."""
 
 STEP_OF = {"x": "lr_upper", "y": "lr_lower", "u": "lr_adjoint"}
 

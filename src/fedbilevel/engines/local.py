@@ -544,3 +544,11 @@ class Local:
         ]
         x, y = self.program.algorithm.solution(jax.tree.unflatten(structure, whole), seen["memory"])
         return x.tree, y.tree
+
+    def arrays(self, state: State) -> dict[str, np.ndarray]:
+        """Not here: memories and blocks are with the clients."""
+        raise FedbilevelError("checkpoints need engine='simulation': here clients keep a part of the state.")
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> State:
+        """Not here, see ``arrays``."""
+        raise FedbilevelError("checkpoints need engine='simulation': here clients keep a part of the state.")

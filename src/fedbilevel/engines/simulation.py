@@ -7,16 +7,18 @@ costs the same among a hundred clients and among ten thousand.
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from fedbilevel.core import Algorithm, Carry, Clients, Each, Key, Objective, Replies, Step, mean_type
+from fedbilevel.engines.messages import named_leaves, rebuild
 from fedbilevel.engines.participation import Cohort, Everyone, Participation, check_sample
 from fedbilevel.engines.plan import (
     Program,
@@ -446,6 +448,18 @@ class Simulation:
     def advance(self, state: State, rounds: int) -> State:
         """So many rounds more, in one call; stops after a round whose result is not finite (``state.finite``)."""
         return _advance(self.program, len(self.plan.start), self.task.data, state, jnp.asarray(rounds))
+
+    def arrays(self, state: State) -> dict[str, np.ndarray]:
+        """All of a state by name, to be saved."""
+        plain = state._replace(key=jax.random.key_data(state.key))
+        return {name: np.asarray(leaf) for name, leaf in named_leaves(plain._asdict()).items()}
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> State:
+        """The state that was saved; refuses arrays that do not fit this run."""
+        shapes = jax.eval_shape(partial(self.start, 0))
+        shapes = shapes._replace(key=jax.eval_shape(jax.random.key_data, shapes.key))
+        state = State(**jax.tree.map(jnp.asarray, rebuild(shapes._asdict(), arrays)))
+        return state._replace(key=jax.random.wrap_key_data(state.key))
 
     def spread(self, state: State) -> dict[str, jax.Array]:
         """The weighted mean squared distance of the clients' first uploads of the next round from their mean."""

@@ -1,0 +1,107 @@
+"""Experiment files: TOML with the tables [task], [algorithm] and [run]; messages say the line."""
+
+import inspect
+import re
+import tomllib
+from collections.abc import Callable, Collection, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedbilevel.errors import FedbilevelError, UnknownName
+
+TABLES = ("task", "algorithm", "run")
+
+
+def read(path: Path) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """The tables of an experiment file, and where every key stands: {"task.name": "my.toml, line 2: "}."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise FedbilevelError(f"the experiment file {path} cannot be read: {reason}.") from None
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise FedbilevelError(f"{path} is no valid TOML: {error}.") from None
+    places = {key: f"{path}, line {line}: " for key, line in _lines(text).items()}
+    content.pop("fedbilevel", None)  # the version that wrote it
+    for table, keys in content.items():
+        if table not in TABLES:
+            raise UnknownName("table", table, TABLES, places.get(table, f"{path}: "))
+        if not isinstance(keys, dict):
+            raise FedbilevelError(
+                f'{places.get(table, "")}{table} is a table: write [{table}] and below it name = "...".'
+            )
+        for key, value in keys.items():
+            if isinstance(value, dict):
+                raise UnknownName("table", f"{table}.{key}", TABLES, places.get(f"{table}.{key}", f"{path}: "))
+    tables = {table: content.get(table, {}) for table in TABLES}
+    if not isinstance(tables["task"].get("name"), str):
+        raise FedbilevelError(f'{path} does not say which task: write [task] and below it name = "data-cleaning".')
+    return tables, places
+
+
+def _lines(text: str) -> dict[str, int]:
+    """The line of every table and key; of values over several lines the first."""
+    found: dict[str, int] = {}
+    table = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[\s*([\w.\-\"']+)\s*\]", line):
+            table = header[1].replace('"', "").replace("'", "")
+            found.setdefault(table, number)
+        elif key := re.match(r"\s*([\w.\-\"']+)\s*=", line):
+            name = key[1].replace('"', "").replace("'", "")
+            found.setdefault(f"{table}.{name}" if table else name, number)
+    return found
+
+
+def write(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Tables as an experiment file."""
+    return tomli_w.dumps({"fedbilevel": version("fedbilevel"), **tables})
+
+
+def commented(
+    tables: Mapping[str, Mapping[str, Any]], meanings: Mapping[str, Mapping[str, str]], left_out: Collection[str] = ()
+) -> str:
+    """Tables as an experiment file in which every key is explained; keys that follow from others are left out."""
+    lines = [
+        "# An experiment: fedbilevel run THIS-FILE [--set algorithm.lr_upper=0.2]. What is left out is the default."
+    ]
+    for table, keys in tables.items():
+        lines += ["", f"[{table}]"]
+        for key, value in keys.items():
+            meaning = meanings.get(table, {}).get(key, "")
+            lines += [f"# {meaning}"] if meaning else []
+            lines.append("# " * (f"{table}.{key}" in left_out) + tomli_w.dumps({key: value}).rstrip("\n"))
+    return "\n".join(lines) + "\n"
+
+
+def explained(function: Callable[..., Any]) -> dict[str, str]:
+    """What a docstring says of each argument.
+
+    >>> def f(a: int) -> None:
+    ...     '''Do it.
+    ...
+    ...     Args:
+    ...         a: how often,
+    ...             at least once.
+    ...     '''
+    >>> explained(f)
+    {'a': 'how often, at least once.'}
+    """
+    text = inspect.getdoc(function) or ""
+    _, _, arguments = text.partition("Args:\n")
+    meanings: dict[str, str] = {}
+    names: list[str] = []
+    for line in arguments.splitlines():
+        if line and not line.startswith(" "):
+            break
+        if begin := re.match(r"    ([\w, ]+): (.*)", line):
+            names = [name.strip() for name in begin[1].split(",")]
+            meanings |= dict.fromkeys(names, begin[2].strip())
+        elif line.startswith("     ") and names:
+            meanings |= {name: f"{meanings[name]} {line.strip()}" for name in names}
+    return meanings
