@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import jax
 import numpy as np
@@ -21,6 +21,9 @@ from fedbilevel.engines.simulation import Batching, Simulation
 from fedbilevel.errors import Diverged, FedbilevelError, UnknownName
 from fedbilevel.task import Task
 from fedbilevel.vectors import is_vector
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Row = dict[str, Any]
 
@@ -57,7 +60,19 @@ class Result:
 
     @property
     def metrics(self) -> Row:
+        """The last row of the history."""
         return self.history[-1]
+
+    def plot(self, metrics: str | Sequence[str] | None = None, against: str = "round") -> "Figure":
+        """Draw the history: a matplotlib figure, which notebooks show and ``savefig`` writes.
+
+        Args:
+            metrics: columns of the history, each on axes of its own; None is all metrics and diagnostics.
+            against: the column to draw them against, such as "round", "exchanges", "megabytes" or "seconds".
+        """
+        from fedbilevel.drawing import curves  # here, so that importing the library does not import matplotlib
+
+        return curves(self.history, metrics, against)
 
 
 class Stopped(FedbilevelError):
