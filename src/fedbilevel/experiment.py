@@ -230,7 +230,8 @@ class Built(NamedTuple):
     def config(self) -> dict[str, dict[str, Any]]:
         """All of it as tables: what ``config.toml`` holds, and what an experiment file may hold."""
         signature = inspect.signature(TASKS[self.experiment.task]).parameters
-        options = {name: self.options.get(name, p.default) for name, p in signature.items()}
+        # A task knows best what became of its options, such as a default that depends on the data set.
+        options = {n: self.task.options.get(n, self.options.get(n, p.default)) for n, p in signature.items()}
         if options.get("seed") == self.experiment.seed:
             del options["seed"]  # it follows the seed of the run
         hyper = {f.name: getattr(self.algorithm, f.name) for f in dataclasses.fields(self.algorithm)}
