@@ -100,7 +100,8 @@ class MLflow(Callback):
         except ImportError:
             raise FedbilevelError("MLflow needs an extra: pip install 'fedbilevel[mlflow]'.") from None
         self.client = mlflow.MlflowClient(uri)
-        self.experiment, self.name, self.id = experiment, name, None
+        self.experiment, self.name = experiment, name
+        self.id: Any = None
 
     def start(self, run: Started) -> None:
         known = self.client.get_experiment_by_name(self.experiment)

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import warnings
+import webbrowser
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -14,12 +15,14 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from fedbilevel import catalogue, configuration, report
+from fedbilevel import catalogue, configuration, figures, page, report
 from fedbilevel import comparison as comparisons
 from fedbilevel import experiment as experiments
+from fedbilevel import watch as watching
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.engines.participation import participation
 from fedbilevel.engines.plan import Plan, plan, shared_accounting
@@ -223,6 +226,35 @@ def _compare_and_show(comparison: comparisons.Comparison, out: Path | None, jobs
         soft_wrap=True,
         highlight=False,
     )
+
+
+@app.command("report")
+def write_report(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Run folders, or folders of run folders.")],
+    out: Annotated[Path | None, typer.Option(help="The file; default: report.html in the first folder.")] = None,
+    open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    draw: Annotated[
+        bool, typer.Option("--figures", help="Also draw figures for a paper, into figures/ beside the report.")
+    ] = False,
+) -> None:
+    """Make one HTML page about runs and comparisons, finished or still running: curves, tables, pictures, settings."""
+    written = page.write(paths, out or paths[0] / "report.html")
+    console.print(f"Report in [bold]{escape(str(written))}[/bold]", soft_wrap=True, highlight=False)
+    if draw:
+        made = figures.write(paths, written.parent / "figures")
+        console.print(f"{len(made)} figures in {escape(str(made[0].parent))}", soft_wrap=True, highlight=False)
+    if open_:
+        webbrowser.open(written.resolve().as_uri())
+
+
+@app.command()
+def watch(
+    path: Annotated[Path, typer.Argument(help="A run folder, or a folder of run folders.")],
+    port: Annotated[int, typer.Option(help="Port on this machine; default: any that is free.")] = 0,
+    open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+) -> None:
+    """Serve the report to this machine's browser, and keep it up to date while runs go on."""
+    watching.serve(path, port, open_)
 
 
 @app.command()

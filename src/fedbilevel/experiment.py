@@ -350,8 +350,9 @@ def _run(built: Built, folder: Path, progress: Progress | None) -> Finished:
     note(status="running")
     finish = _Members(built, folder, progress)
     references: dict[str, Result] = {}
+    wanted = task.references if experiment.references else ()
     try:
-        for reference in task.references if experiment.references else ():
+        for reference in wanted:
             references[reference.label] = finish.reference(reference)
         result = finish.one(info["main"], algorithm)
     except (KeyboardInterrupt, Exception) as error:
@@ -359,7 +360,7 @@ def _run(built: Built, folder: Path, progress: Progress | None) -> Finished:
         interrupted = isinstance(error, KeyboardInterrupt)
         note(status="interrupted" if interrupted else "failed", failure="" if interrupted else str(error))
         if isinstance(error, KeyboardInterrupt | Diverged):
-            if isinstance(stopped, Stopped) and len(references) == len(info["labels"]) - 1:
+            if isinstance(stopped, Stopped) and len(references) == len(wanted):
                 _save_solution(stopped.result, folder)
             saved = f"The records so far are in {folder}."
             if interrupted and experiment.engine == "simulation":
@@ -452,7 +453,11 @@ def _describe(built: Built, folder: Path) -> dict[str, Any]:
     """What a reader of the folder must know of the run."""
     experiment, task, algorithm, _ = built
     main, title = str(experiment.algorithm), type(algorithm).__name__
-    labels = {r.label: r.title for r in task.references} if experiment.references else {}
+    labels: dict[str, str] = {}
+    for reference in task.references if experiment.references else ():
+        for n in range(1, len(reference.others) + 2):  # a grid search is several runs
+            more = (f"-{n}", f", {n} of {len(reference.others) + 1}") if reference.others else ("", "")
+            labels[reference.label + more[0]] = reference.title + more[1]
     labels = dict([*list(labels.items())[:1], (main, title), *list(labels.items())[1:]])
     return {
         "name": folder.name,

@@ -95,11 +95,11 @@ class Run:
     @cached_property
     def config(self) -> dict[str, Any]:
         try:
-            return tomllib.loads((self.folder / CONFIG).read_text())
+            return tomllib.loads((self.folder / CONFIG).read_text()) if (self.folder / CONFIG).exists() else {}
         except (OSError, ValueError) as error:
             raise FedbilevelError(f"{self.folder / CONFIG} cannot be read ({error}).") from error
 
-    @property
+    @cached_property
     def rows(self) -> list[dict[str, Any]]:
         return read(self.folder)
 
@@ -118,13 +118,11 @@ def _alive(process: Any) -> bool:
 def runs(path: Path | str) -> list[Run]:
     """All run folders at or below a path, those below in the order of their names."""
     path = Path(path)
-    if not path.exists():
-        raise FedbilevelError(f"there is no folder {path}: give a run folder or a folder of run folders.")
-    found = (
-        [path / INFO] if (path / INFO).exists() else sorted(path.glob(f"*/{INFO}")) + sorted(path.glob(f"*/*/{INFO}"))
-    )
+    if not path.is_dir():
+        raise FedbilevelError(f"{path} is not a folder: give a run folder, or a folder of run folders.")
+    found = sorted(path.rglob(INFO))
     if not found:
-        raise FedbilevelError(f"{path} holds no run: a run folder has a {INFO}.")
+        raise FedbilevelError(f"there are no runs in {path}: give a folder that 'fedbilevel run' has written.")
     return [Run(file.parent, _info(file)) for file in found]
 
 
