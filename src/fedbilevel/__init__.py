@@ -41,6 +41,7 @@ from fedbilevel.errors import Diverged, FedbilevelError
 from fedbilevel.experiment import Experiment, resume
 from fedbilevel.records import load
 from fedbilevel.solve import Result, Stopped, solve
+from fedbilevel.sweep import sweep
 from fedbilevel.task import Details, Reference, Task
 from fedbilevel.tasks import TASKS
 from fedbilevel.vectors import Vector
@@ -107,6 +108,7 @@ __all__ = [
     "resume",
     "schedules",
     "solve",
+    "sweep",
     "tasks",
     "vectors",
 ]

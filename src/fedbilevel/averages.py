@@ -118,8 +118,12 @@ class DoubleMomentum(Averages):
     lr_upper: Schedule = parameter(cube_root(0.1, 1.0), "step of the upper variable x", above=0, tune=(1e-3, 1e3))
     lr_lower: Schedule = parameter(cube_root(0.5, 1.0), "step of the lower variable y", above=0, tune=(1e-3, 2.0))
     lr_adjoint: float = parameter(0.3, "step of the Neumann series, below 1 / L", above=0, tune=(1e-3, 2.0))
-    forget_upper: Schedule = parameter(power(1.0, -2 / 3), "forgetting of the momentum of x, from 0 to 1", least=0)
-    forget_lower: Schedule = parameter(power(1.0, -2 / 3), "forgetting of the momentum of y, from 0 to 1", least=0)
+    forget_upper: Schedule = parameter(
+        power(1.0, -2 / 3), "forgetting of the momentum of x, from 0 to 1", least=0, tune=(0.05, 1.0)
+    )
+    forget_lower: Schedule = parameter(
+        power(1.0, -2 / 3), "forgetting of the momentum of y, from 0 to 1", least=0, tune=(0.05, 1.0)
+    )
 
     def check(self) -> None:
         for name in ("forget_upper", "forget_lower"):

@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from fedbilevel import catalogue, configuration, figures, page, report
+from fedbilevel import catalogue, configuration, figures, page, report, tuning
 from fedbilevel import comparison as comparisons
 from fedbilevel import experiment as experiments
 from fedbilevel import watch as watching
@@ -258,6 +258,78 @@ def watch(
 
 
 @app.command()
+def tune(
+    task: Annotated[str, typer.Argument(help="Name of a task, see 'fedbilevel tasks'.")],
+    algorithm: Annotated[
+        str | None, typer.Option(help="Name of an algorithm, see 'fedbilevel algorithms'; default: the task's.")
+    ] = None,
+    trials: Annotated[int, typer.Option(help="How many settings to try, with those that the folder has.")] = 30,
+    data: Annotated[str | None, typer.Option(help="Name of a data set, see 'fedbilevel tasks TASK'.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds of a trial; default: the task's.")] = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
+    sample: Sample = None,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    set_: Set = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=A,B,...", help="Also try these values of a hyper-parameter; may be repeated."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the results, or of a search to go on with; default: a new one.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, and no progress bar.")] = False,
+) -> None:
+    """Search for the hyper-parameters with the least validation loss. Test data are not looked at."""
+    given = experiments.Experiment(task, algorithm, rounds, seed, sample)
+    asked = tuning.Tuning(given.changed(_settings(set_, clients, data)), trials, _varied(vary))
+    with _ending_well():
+        if as_json:
+            print(json.dumps(plain_json(tuning.tune(asked, out).summary)))
+            return
+        columns = (BarColumn(), TextColumn("trial {task.completed}/{task.total}"), TextColumn("{task.fields[seen]}"))
+        with Progress(*columns, TimeElapsedColumn(), console=console) as bars:
+            bar = bars.add_task("", seen="compiling ...", total=None)
+
+            def progress(done: int, trials: int, best: float | None) -> None:
+                seen = "compiling ..." if best is None else f"best validation loss {best:.4g}"
+                bars.update(bar, total=trials, completed=done, seen=seen)
+
+            tuned = tuning.tune(asked, out, progress)
+    _show_tuned(tuned)
+
+
+def _varied(pairs: list[str] | None) -> dict[str, str]:
+    varied: dict[str, str] = {}
+    for pair in pairs or []:
+        key, equals, values = pair.partition("=")
+        if not equals or not key or not values:
+            raise FedbilevelError(f"--vary needs KEY=VALUES, for instance --vary local_steps=1,5, not '{pair}'.")
+        varied[key.strip()] = values
+    return varied
+
+
+def _show_tuned(tuned: tuning.Tuned) -> None:
+    best, suggested = tuned.best, tuned.suggested
+    title = f"{tuned.experiment.task}, {tuned.experiment.algorithm}, {len(tuned.trials)} trials"
+    table = Table(title=title, title_justify="left")
+    for heading in ("", "suggested", "best", "searched", "importance"):
+        table.add_column(heading, justify="right" if heading else "left")
+    shown = lambda value: f"{value:.4g}" if isinstance(value, float) else str(value)
+    for name, values in tuned.space.items():
+        ranged = isinstance(values, tuning.Range)
+        searched = f"{values.low:.3g} .. {values.high:.3g}" if ranged else ", ".join(map(str, values.values))
+        importance = f"{tuned.importance[name]:.0%}" if name in tuned.importance else "-"
+        table.add_row(name, shown(suggested.settings[name]), shown(best.settings[name]), searched, importance)
+    table.add_section()
+    table.add_row("validation loss", shown(suggested.value), shown(best.value), style="bold")
+    console.print(table)
+    states = ", ".join(f"{tuned.summary[state]} {state}" for state in ("complete", "pruned", "diverged"))
+    files = ", ".join(sorted(path.name for path in tuned.folder.iterdir()))
+    console.print(f"Trials: {states}. Results in [bold]{tuned.folder}[/bold]: {files}", soft_wrap=True, highlight=False)
+    console.print(f"Run the best: fedbilevel run {tuned.folder / 'best.toml'}", soft_wrap=True, highlight=False)
+
+
+@app.command()
 def algorithms(
     name: Annotated[str | None, typer.Argument(help="Show this one with its hyper-parameters.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the text of docs/algorithms.md.")] = False,
@@ -311,7 +383,7 @@ def show_plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """What a round costs each client, found by tracing: exchanges, floats, oracle calls. Nothing is run."""
-    experiment = experiments.Experiment(task, algorithm, sample=sample, settings=_settings(set_, clients))
+    experiment = experiments.Experiment(task, algorithm, sample=sample).changed(_settings(set_, clients))
     experiment, made, chosen, _ = experiment.build()
     cohort = participation(experiment.participation(), len(made.clients))
     cost = plan(made, chosen, cohort)

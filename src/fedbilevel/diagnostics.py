@@ -196,6 +196,16 @@ def _solve(problem: Problem, layout: Layout, data: Data, x: Vector, y: Vector) -
     )
 
 
+@partial(jax.jit, static_argnames=("problem", "layout"))
+def _upper_loss(problem: Problem, layout: Layout, data: Data, x: Vector, y: Vector) -> jax.Array:
+    local = problem.lower_level == "local"
+    own = lambda client: y.map(lambda a: a[client.id]) if local else y
+    # What the server holds, all clients would evaluate alike.
+    ids = jnp.arange(1 if layout.server and not local else layout.clients)
+    weights = jnp.ones(1) if len(ids) == 1 else data.weights
+    return _Average(problem, layout, data, x, ids, weights).sum(lambda c, x: c.f.value(x, own(c), KEY))
+
+
 def _vectors(x: Tree, y: Tree) -> tuple[Vector, Vector]:
     return Vector(jax.tree.map(as_float, x), "x"), Vector(jax.tree.map(as_float, y), "y")
 
@@ -243,6 +253,13 @@ def hypergradient(task: Task, x: Tree, y: Tree = None) -> Tree:
 def objective(task: Task, x: Tree, y: Tree = None) -> float:
     """h(x) = f(x, y*(x)); with a local lower level sum w_m f_m(x, y_m*(x))."""
     return float(_defined(_solved(task, x, y)).value)
+
+
+def upper_loss(task: Task, x: Tree, y: Tree) -> float:
+    """f(x, y) = sum w_m f_m(x, y) on all validation rows, at a y that need not solve the lower problem; with a local
+    lower level y has a leading axis of clients.
+    """
+    return float(_upper_loss(task.problem, task.layout, task.data, *_vectors(x, y)))
 
 
 def stationarity(task: Task, x: Tree, y: Tree = None, step: float = 0.001) -> float:
@@ -590,6 +607,7 @@ DIAGNOSTICS: Names[Diagnostic] = Names(
         for each in (
             Diagnostic("hypergradient", lambda moment: norm(moment.solved.hypergradient)),
             Diagnostic("objective", lambda moment: moment.solved.value),
+            Diagnostic("upper_loss", lambda moment: upper_loss(moment.task, *moment.point)),
             Diagnostic("lower_gap", lambda moment: _lower_gap(moment.task, moment.point[1], moment.solved.y.tree)),
             Diagnostic("stationarity", _stationary),
             Diagnostic("adjoint_gap", _adjoint_gap, ("global", "adjoint")),

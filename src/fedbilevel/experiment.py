@@ -241,7 +241,7 @@ class Built(NamedTuple):
             "algorithm": {"name": self.experiment.algorithm, **hyper},
             "run": run,
         }
-        return {table: {k: _plain(v) for k, v in keys.items()} for table, keys in tables.items()}
+        return {table: {k: plain(v) for k, v in keys.items()} for table, keys in tables.items()}
 
     def check(self) -> None:
         """Refuse what does not fit, before anything is written."""
@@ -286,7 +286,7 @@ def convert(name: str, value: Any, default: Any, place: str = "") -> Any:
     return value
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A value as TOML knows it."""
     if isinstance(value, tuple | list):
         return list(value)

@@ -94,8 +94,9 @@ def solve(
     diagnostics: Sequence[str | Diagnostic | Measure] = (),
     x: Tree = None,
     y: Tree = None,
-    engine: Literal["simulation", "local"] = "simulation",
+    engine: "Literal['simulation', 'local'] | Engine" = "simulation",
     batching: Batching = "auto",
+    metrics: bool = True,
     callbacks: "Sequence[Callback | Callable[[Row], Any]]" = (),
     checkpoint: "Checkpoints | Path | str | None" = None,
 ) -> Result:
@@ -114,9 +115,11 @@ def solve(
             quantity is not defined, and replaces a metric of the same name. Neither the traffic nor the seconds
             include them.
         x, y: where to start, instead of the problem's ``init``.
-        engine: "simulation" (compiled) or "local" (messages between a server and clients in this process).
+        engine: "simulation" (compiled) or "local" (messages between a server and clients in this process), or an
+            engine that was made for this task, algorithm and sample.
         batching: how the simulator goes through the clients: "scan" one by one, "vmap" all at once, "auto" what suits
             the device.
+        metrics: whether rows have the task's metrics; False leaves its test data alone.
         callbacks: told of the run as it goes on: functions called with every row of the history, and
             :class:`~fedbilevel.callbacks.Callback` objects.
         checkpoint: a folder in which the run is saved every half minute, at its end and when it is interrupted, or
@@ -129,10 +132,7 @@ def solve(
     """
     if not isinstance(algorithm, Algorithm):
         raise FedbilevelError(f"give an algorithm with its hyper-parameters, for instance FedBiO(), not {algorithm!r}.")
-    if not isinstance(rounds, Integral) or rounds < 0:
-        raise FedbilevelError(f"rounds must be a whole number that is not negative, but is {rounds}.")
-    if every is not None and (not isinstance(every, Integral) or every < 1):
-        raise FedbilevelError(f"every must be a whole number of rounds, at least 1, but is {every}.")
+    check_rounds(rounds, every)
     check_seed(seed)
     watched = [find(entry) for entry in ([diagnostics] if isinstance(diagnostics, str) else diagnostics)]
     began = time.perf_counter()
@@ -144,7 +144,8 @@ def solve(
     checkpoints = Checkpoints(checkpoint) if isinstance(checkpoint, Path | str) else checkpoint
     saved, run = None, ""
     if checkpoints is not None:
-        run = fingerprint(task, algorithm, chosen, seed, every, given, (engine, batching, [d.name for d in watched]))
+        how = (type(runner).__name__, batching, metrics, [d.name for d in watched])
+        run = fingerprint(task, algorithm, chosen, seed, every, given, how)
         saved = checkpoints.newest(run, runner.restore)
     history: list[Row] = saved.history if saved else []
     began -= saved.seconds if saved else 0
@@ -153,7 +154,7 @@ def solve(
         nonlocal began
         x, y = runner.solution(state)
         row: Row = {"round": int(state.round), **traffic(runner.plan, state), "seconds": time.perf_counter() - began}
-        if task.metrics is not None:
+        if metrics and task.metrics is not None:
             row |= {name: float(value) for name, value in task.metrics(x, y).items()}
         paused = time.perf_counter()
         row |= measure(watched, Snapshot(runner, state))
@@ -175,7 +176,7 @@ def solve(
         each.start(Started(task, algorithm, rounds, seed, list(history)))
     try:
         if not bool(state.finite):
-            raise _diverged(algorithm, state)
+            raise diverged(algorithm, state)
         for each in watched:
             each.check(Snapshot(runner, state))
         at_once = 1  # rounds per call: a call cannot be interrupted, so it is kept to about half a second
@@ -191,7 +192,7 @@ def solve(
             due = min(rounds, (now // every + 1) * every)
             new = jax.block_until_ready(runner.advance(state, min(at_once, due - now)))
             if not bool(new.finite):
-                raise _diverged(algorithm, new) from Stopped(f"stopped after round {now}", result(state))
+                raise diverged(algorithm, new) from Stopped(f"stopped after round {now}", result(state))
             state = new
             at_once = 2 * at_once if time.perf_counter() - called < 0.25 else max(1, at_once // 2)
         save(state)
@@ -204,13 +205,23 @@ def solve(
     return result(state)
 
 
+def check_rounds(rounds: Any, every: Any) -> None:
+    """Refuse what are no numbers of rounds."""
+    if not isinstance(rounds, Integral) or rounds < 0:
+        raise FedbilevelError(f"rounds must be a whole number that is not negative, but is {rounds}.")
+    if every is not None and (not isinstance(every, Integral) or every < 1):
+        raise FedbilevelError(f"every must be a whole number of rounds, at least 1, but is {every}.")
+
+
 def check_seed(seed: Any) -> None:
     """Refuse what is no seed."""
     if not isinstance(seed, Integral) or not 0 <= int(seed) < 2**32:
         raise FedbilevelError(f"seed must be a whole number from 0 to 4294967295, but is {seed}.")
 
 
-def _engine(name: str, task: Task, algorithm: Algorithm, chosen: Participation, batching: Batching) -> Engine:
+def _engine(name: str | Engine, task: Task, algorithm: Algorithm, chosen: Participation, batching: Batching) -> Engine:
+    if not isinstance(name, str):
+        return name
     if name not in ("simulation", "local"):
         raise UnknownName("engine", name, ["simulation", "local"])
     return Local(task, algorithm, chosen) if name == "local" else Simulation(task, algorithm, chosen, batching)
@@ -272,7 +283,7 @@ COUNTED = frozenset(
 STEP_OF = {"x": "lr_upper", "y": "lr_lower", "u": "lr_adjoint"}
 
 
-def _diverged(algorithm: Algorithm, state: Any) -> Diverged:
+def diverged(algorithm: Algorithm, state: Any) -> Diverged:
     """Name the variables that are not finite, and the steps to lower."""
     parts, _ = jax.tree_util.tree_flatten_with_path(state.server, is_leaf=is_vector)
     bad = []

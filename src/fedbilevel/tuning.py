@@ -1,0 +1,394 @@
+"""Tuning: search for the hyper-parameters with the least validation loss. Needs Optuna (``fedbilevel[tune]``).
+
+The measure of a setting is the upper loss at its last (x, y), on all validation rows. Test data and the task's
+metrics are never looked at. Settings are proposed by a tree-structured Parzen estimator, and those that are behind
+after a ninth or a third of the rounds are given up (successive halving). All settings share one compiled program,
+since step sizes are its arguments (see ``engines/sweep.py``). The first trial is what the task suggests, and is never
+given up.
+
+The folder holds ``study.db``, the memory of the search: after an interruption, the same command goes on.
+"""
+
+import csv
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from fedbilevel import configuration
+from fedbilevel.core import Algorithm
+from fedbilevel.engines.participation import Participation, participation
+from fedbilevel.engines.plan import Program
+from fedbilevel.engines.sweep import Shared, number
+from fedbilevel.errors import Diverged, FedbilevelError, UnknownName
+from fedbilevel.experiment import Built, Experiment, convert, new_folder, plain
+from fedbilevel.schedules import Schedule
+from fedbilevel.solve import Row, solve
+from fedbilevel.task import Task
+
+AROUND = 30.0
+"""Where the task suggests a value, the search goes from a 30th of it to 30 times it."""
+REDUCTION = 3
+"""One of so many settings survives each test on the way."""
+
+
+class Range(NamedTuple):
+    """Numbers to search in, on a log scale."""
+
+    low: float
+    high: float
+    suggested: float
+
+
+class Choice(NamedTuple):
+    """Values to choose from."""
+
+    values: tuple[Any, ...]
+    suggested: Any
+
+
+Space = dict[str, Range | Choice]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What to tune: an experiment, and how often to try. ``vary`` adds hyper-parameters by the values they may have,
+    as text. What the settings of the experiment fix stays fixed.
+    """
+
+    experiment: Experiment
+    trials: int = 30
+    vary: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting and what became of it; ``value`` is its last validation loss, after so many rounds."""
+
+    number: int
+    state: str  # "complete", "pruned" or "diverged"
+    value: float
+    rounds: int
+    settings: Mapping[str, Any]
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A finished search: ``importance`` is the share of each hyper-parameter in the ranks of the settings."""
+
+    folder: Path
+    experiment: Experiment
+    space: Space
+    trials: Sequence[Trial]
+    importance: Mapping[str, float]
+
+    @property
+    def best(self) -> Trial:
+        """The complete trial with the least validation loss."""
+        return min((t for t in self.trials if t.state == "complete"), key=lambda t: t.value)
+
+    @property
+    def suggested(self) -> Trial:
+        """The setting that the task suggests."""
+        return self.trials[0]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What ``--json`` prints."""
+        states = [trial.state for trial in self.trials]
+        return {
+            "task": self.experiment.task,
+            "algorithm": self.experiment.algorithm,
+            "upper_loss": self.best.value,
+            "upper_loss_suggested": self.suggested.value,
+            "best": {name: plain(value) for name, value in self.best.settings.items()},
+            **{state: states.count(state) for state in ("complete", "pruned", "diverged")},
+            "folder": str(self.folder),
+        }
+
+
+class _Pruned(Exception):
+    """A trial that is not worth going on with."""
+
+
+def tune(
+    tuning: Tuning, out: Path | None = None, progress: Callable[[int, int, float | None], None] | None = None
+) -> Tuned:
+    """Search until so many trials are in the folder, also from where an interrupted search was.
+
+    Writes ``best.toml`` (an experiment), ``trials.csv`` and ``importance.png``. ``progress`` is called with the number
+    of trials done, their number in the end and the least loss so far.
+    """
+    if tuning.trials < 1:
+        raise FedbilevelError(f"trials must be at least 1, but is {tuning.trials}.")
+    built = tuning.experiment.build()
+    experiment, task, algorithm, _ = built
+    cohort = participation(experiment.participation(), len(task.clients))
+    Program(task.problem, algorithm, task.layout, cohort)  # refuses what does not fit before anything is written
+    if ("restart", True) in task.problem.needs:
+        raise FedbilevelError(
+            f"in {experiment.task}, y belongs to a batch, so that there is no validation loss of x and y to tune by."
+        )
+    space = search_space(built, tuning.experiment.settings, tuning.vary)
+    if not space:
+        raise FedbilevelError("there is nothing to tune: every hyper-parameter with a range is set.")
+    study, folder = _study(tuning, built, space, out)
+    rounds = experiment.rounds or task.rounds
+    names = tuple(name for name, values in space.items() if isinstance(values, Range))
+    while len(done := _finished(study, algorithm, space)) < tuning.trials:
+        if progress is not None:
+            progress(len(done), tuning.trials, _least(done))
+        trial = _ask(study, len(done), experiment.seed)
+        changed = _suggest(trial, algorithm, space)
+        try:
+            value = _try(trial, task, dataclasses.replace(algorithm, **changed), names, rounds, experiment.seed, cohort)
+            study.tell(trial, value)
+        except FedbilevelError as failure:  # it diverged, or its values do not go together
+            trial.set_user_attr("failure", str(failure))
+            study.tell(trial, state=_optuna().trial.TrialState.PRUNED)
+        except _Pruned:
+            study.tell(trial, state=_optuna().trial.TrialState.PRUNED)
+        except KeyboardInterrupt as interrupt:
+            interrupt.saved = f"The same command with --out {folder} goes on."  # pyright: ignore
+            raise
+    if progress is not None:
+        progress(len(done), tuning.trials, _least(done))
+    if _least(done) is None:
+        raise FedbilevelError(f"no trial came to its end; the first one said: {done[0].failure}")
+    tuned = Tuned(folder, experiment, space, done, _importance(study))
+    _write(tuned, built)
+    return tuned
+
+
+def search_space(built: Built, fixed: Mapping[str, Any], vary: Mapping[str, str]) -> Space:
+    """The hyper-parameters to tune. A suggestion of 0 is kept, as it has no log scale."""
+    experiment, task, algorithm, _ = built
+    known = {f.name: f for f in dataclasses.fields(algorithm)}
+    suggested = task.advice(str(experiment.algorithm), known)
+    set_by_user = {key.rpartition(".")[2] for key in fixed if not key.startswith("task.")}
+    space: Space = {}
+    for name, entry in known.items():
+        value, tune = getattr(algorithm, name), entry.metadata.get("tune")
+        if name in vary or name in set_by_user or tune is None or number(algorithm, name) <= 0:
+            continue
+        value = number(algorithm, name)
+        low, high = (value / AROUND, value * AROUND) if name in suggested else tune
+        space[name] = Range(min(low, value), max(high, value), value)
+    for name, text in vary.items():
+        if name not in known:
+            raise UnknownName(f"hyper-parameter of {experiment.algorithm}", name, known)
+        if isinstance(known[name].default, tuple | Schedule):
+            raise FedbilevelError(f"{name} is no number or word, which --vary needs.")
+        values = [convert(name, part.strip(), known[name].default) for part in text.split(",") if part.strip()]
+        for value in values:
+            dataclasses.replace(algorithm, **{name: value})  # refuses wrong ones
+        space[name] = Choice(tuple(dict.fromkeys([getattr(algorithm, name), *values])), getattr(algorithm, name))
+    return space
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise FedbilevelError("tuning needs Optuna: pip install 'fedbilevel[tune]'.") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
+def _study(tuning: Tuning, built: Built, space: Space, out: Path | None) -> tuple[Any, Path]:
+    """The search in this folder: a new one, or the one that was interrupted there."""
+    optuna, experiment = _optuna(), built.experiment
+    exists = out is not None and (out / "study.db").exists()
+    name = f"tune-{experiment.task}-{experiment.algorithm}-seed{experiment.seed}"
+    folder = out if out is not None and exists else new_folder(name, out)
+    # SQLite keeps its promises when the process is killed; a file of records may end in half a line.
+    try:
+        study = optuna.create_study(
+            storage=f"sqlite:///{folder / 'study.db'}",
+            study_name="tuning",
+            load_if_exists=True,
+            pruner=optuna.pruners.SuccessiveHalvingPruner(
+                min_resource=_test_every(experiment.rounds or built.task.rounds), reduction_factor=REDUCTION
+            ),
+        )
+    except Exception as error:
+        raise FedbilevelError(
+            f"cannot use {folder / 'study.db'} as the memory of a search: {str(error).splitlines()[0]}"
+        ) from error
+    options = {k: str(v) for k, v in built.task.options.items()}
+    asked = json.dumps([dataclasses.asdict(experiment), options, repr(built.algorithm), repr(space)], default=str)
+    if study.user_attrs.get("asked", asked) != asked:
+        raise FedbilevelError(
+            f"the folder {folder} holds another search (task, algorithm, rounds, seed or settings differ): "
+            "choose another one with --out."
+        )
+    study.set_user_attr("asked", asked)
+    interrupted = study.get_trials(states=[optuna.trial.TrialState.RUNNING])
+    if not study.trials:
+        suggested = {name: values.suggested for name, values in space.items()}
+        study.enqueue_trial(suggested, user_attrs={"suggested": True})
+    for trial in interrupted:  # once more, from its start
+        study.enqueue_trial({**trial.system_attrs.get("fixed_params", {}), **trial.params}, user_attrs=trial.user_attrs)
+        study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+    return study, folder
+
+
+def _test_every(rounds: int) -> int:
+    """Rounds between looks at the validation loss, and to the first test: the tests are after one, and then after
+    three of these.
+    """
+    return max(1, math.ceil(rounds / REDUCTION**2))
+
+
+def _ask(study: Any, done: int, seed: int) -> Any:
+    """The next trial. The random numbers depend on how many there are, so that an interruption does not matter."""
+    state = np.random.SeedSequence([seed, done]).generate_state(1)
+    study.sampler = _optuna().samplers.TPESampler(seed=int(state[0]))
+    return study.ask()
+
+
+def _suggest(trial: Any, algorithm: Algorithm, space: Space) -> dict[str, Any]:
+    """The hyper-parameters of a trial, as the algorithm has them."""
+    changed: dict[str, Any] = {}
+    for name, values in space.items():
+        if isinstance(values, Choice):
+            changed[name] = trial.suggest_categorical(name, list(values.values))
+        else:
+            changed[name] = trial.suggest_float(name, values.low, values.high, log=True)
+    return _as_fields(algorithm, changed)
+
+
+def _as_fields(algorithm: Algorithm, numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers as the algorithm has them: that of a schedule is its scale."""
+    held = {name: getattr(algorithm, name) for name in numbers}
+    return {
+        name: dataclasses.replace(held[name], scale=value) if isinstance(held[name], Schedule) else value
+        for name, value in numbers.items()
+    }
+
+
+def _try(
+    trial: Any,
+    task: Task,
+    algorithm: Algorithm,
+    names: Sequence[str],
+    rounds: int,
+    seed: int,
+    cohort: Participation,
+) -> float:
+    """The validation loss of a setting after all rounds."""
+
+    def on_row(row: Row) -> None:
+        if not math.isfinite(row["upper_loss"]):
+            raise Diverged(f"round {row['round']}: the validation loss became NaN or infinite.", row["round"], ())
+        if row["round"] > 0:
+            trial.report(row["upper_loss"], row["round"])
+        if 0 < row["round"] < rounds and "suggested" not in trial.user_attrs and trial.should_prune():
+            raise _Pruned
+
+    engine = Shared(task, algorithm, names, cohort)
+    every, watched = _test_every(rounds), ["upper_loss"]
+    result = solve(
+        task,
+        algorithm,
+        rounds,
+        seed,
+        cohort,
+        every=every,
+        diagnostics=watched,
+        engine=engine,
+        metrics=False,
+        callbacks=[on_row],
+    )
+    return result.metrics["upper_loss"]
+
+
+def _finished(study: Any, algorithm: Algorithm, space: Space) -> list[Trial]:
+    """The trials that count, the suggested setting first."""
+    states = _optuna().trial.TrialState
+    trials = []
+    found = study.get_trials(deepcopy=False, states=[states.COMPLETE, states.PRUNED])
+    for t in sorted(found, key=lambda t: "suggested" not in t.user_attrs):
+        seen, failure = t.intermediate_values, t.user_attrs.get("failure", "")
+        state = "complete" if t.state == states.COMPLETE else "diverged" if failure else "pruned"
+        value = t.value if state == "complete" else seen[max(seen)] if seen and not failure else math.nan
+        settings = _as_fields(algorithm, {name: t.params[name] for name in space})
+        trials.append(Trial(t.number, state, value, max(seen, default=0), settings, failure))
+    return trials
+
+
+def _least(trials: Sequence[Trial]) -> float | None:
+    return min((trial.value for trial in trials if trial.state == "complete"), default=None)
+
+
+def _importance(study: Any) -> dict[str, float]:
+    """The share of each hyper-parameter in the differences between all trials, by their rank at the first test, which
+    all of them took; those that diverged are the last. Empty if there are too few.
+    """
+    optuna = _optuna()
+    trials = study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED])
+    first = [
+        math.inf if "failure" in t.user_attrs else t.intermediate_values[min(t.intermediate_values)] for t in trials
+    ]
+    ranks = np.searchsorted(np.sort(first), first)
+    if len(set(ranks)) < 2:
+        return {}
+    ranked = optuna.create_study()
+    for t, rank in zip(trials, ranks, strict=True):
+        ranked.add_trial(optuna.trial.create_trial(params=t.params, distributions=t.distributions, value=float(rank)))
+    return optuna.importance.get_param_importances(
+        ranked, evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0)
+    )
+
+
+def _write(tuned: Tuned, built: Built) -> None:
+    """The files of a search."""
+    best = built._replace(algorithm=dataclasses.replace(built.algorithm, **tuned.best.settings))
+    (tuned.folder / "best.toml").write_text(configuration.write(best.config()))
+    with (tuned.folder / "trials.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["trial", "state", "rounds", "upper_loss", *tuned.space, "failure"])
+        for number, t in enumerate(tuned.trials):
+            settings = [plain(t.settings[name]) for name in tuned.space]
+            table.writerow([number, t.state, t.rounds, t.value, *settings, t.failure])
+    if tuned.importance:
+        _draw(tuned).savefig(tuned.folder / "importance.png", dpi=130)
+
+
+def _draw(tuned: Tuned) -> Figure:
+    """What matters: the importance of the hyper-parameters, and the trials against the one that matters most."""
+    figure = Figure(figsize=(10.4, 3.9), layout="constrained")
+    FigureCanvasAgg(figure)
+    bars, points = figure.subplots(1, 2)
+    names = list(tuned.importance)[::-1]
+    bars.barh(names, [tuned.importance[name] for name in names], color="C0")
+    bars.set_xlabel("share of the variance of the ranks of all trials")
+    bars.set_title("importance")
+    most = names[-1]
+    scale = lambda t: t.settings[most].scale if isinstance(t.settings[most], Schedule) else t.settings[most]
+    for state, title, face in (("complete", "complete", "C0"), ("pruned", "given up, where it was", "none")):
+        some = [t for t in tuned.trials if t.state == state]
+        points.plot(
+            [scale(t) for t in some], [t.value for t in some], "o", color="C0", markerfacecolor=face, label=title
+        )
+    for trial, title, mark in ((tuned.suggested, "suggested", "C1s"), (tuned.best, "best", "C3*")):
+        points.plot([scale(trial)], [trial.value], mark, markersize=11, label=title)
+    values = [t.value for t in tuned.trials if math.isfinite(t.value)]
+    low, high = min(values), float(np.quantile(values, 0.75))  # a few wild ones would hide the differences that matter
+    points.set_ylim(low - 0.05 * (high - low or 1), high + 0.05 * (high - low or 1))
+    if isinstance(tuned.space[most], Range):
+        points.set_xscale("log")
+    points.set_xlabel(most)
+    points.set_title("validation loss")
+    for axes in (bars, points):
+        axes.grid(alpha=0.3)
+    points.legend(frameon=False)
+    return figure

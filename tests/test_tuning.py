@@ -1,0 +1,220 @@
+"""Tuning: by the validation loss alone, from the suggested setting on, through interruptions."""
+
+import csv
+import json
+import math
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedbilevel as fb
+from fedbilevel import tuning
+from fedbilevel.errors import Names
+from fedbilevel.experiment import Experiment
+from fedbilevel.tasks import Quadratic, WeightedQuadratics
+from fedbilevel.tuning import Choice, Range, Tuning, search_space, tune
+
+QUICK = {"p": "2", "d": "2", "clients": "2"}
+
+
+def ask(trials: int, **options: Any) -> Tuning:
+    settings = {**QUICK, **options.pop("settings", {})}
+    vary = options.pop("vary", {})
+    return Tuning(
+        Experiment("quadratic", **{"algorithm": "fedbio", "rounds": 18, **options}, settings=settings), trials, vary
+    )
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "trials.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def never_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quadratic task with metrics, a picture and references that must not be looked at."""
+
+    def metrics(x: Any, y: Any) -> Any:
+        raise AssertionError("the metrics were evaluated")
+
+    make = fb.TASKS["quadratic"]
+
+    def spoiled(clients: int = 2, p: int = 2, d: int = 2, seed: int = 0) -> fb.Task:
+        return replace(make(clients=clients, p=p, d=d, seed=seed), metrics=metrics)
+
+    monkeypatch.setattr("fedbilevel.experiment.TASKS", Names("task", {"quadratic": spoiled}))
+
+
+@pytest.mark.usefixtures("never_measured")
+def test_tuning_looks_at_the_validation_loss_only(tmp_path: Path) -> None:
+    seen: list[tuple[int, int, float | None]] = []
+    tuned = tune(ask(9), tmp_path / "t", lambda *now: seen.append(now))
+    assert [now[:2] for now in seen] == [(n, 9) for n in range(10)]
+    with pytest.raises(AssertionError, match="were evaluated"):
+        fb.solve(Experiment("quadratic", "fedbio", settings=QUICK).build().task, fb.FedBiO(), rounds=1)
+
+    # The first trial is the suggested setting, and the best is not worse.
+    table = rows(tuned.folder)
+    assert len(table) == len(tuned.trials) == 9
+    assert (table[0]["state"], float(table[0]["lr_upper"]), float(table[0]["lr_lower"])) == ("complete", 0.1, 0.2)
+    assert tuned.best.value <= tuned.suggested.value
+    assert {trial.state for trial in tuned.trials} <= {"complete", "pruned", "diverged"}
+    assert all(t.rounds < 18 for t in tuned.trials if t.state == "pruned")
+    assert tuned.summary["complete"] + tuned.summary["pruned"] + tuned.summary["diverged"] == 9
+    assert sum(tuned.importance.values()) == pytest.approx(1)
+    assert (tuned.folder / "importance.png").stat().st_size > 1000
+
+    # The best setting is a whole experiment, with the loss that was found.
+    config = tomllib.loads((tuned.folder / "best.toml").read_text())
+    assert config["task"] | {"name": "quadratic", "clients": 2} == config["task"]
+    assert {"rounds": 18, "seed": 0, "sample": "everyone"}.items() <= config["run"].items()
+    hyper = {k: v for k, v in config["algorithm"].items() if k != "name"}
+    task = Quadratic.random(clients=2, p=2, d=2, seed=0).task()
+    result = fb.solve(task, fb.FedBiO(**hyper), rounds=18, diagnostics=["upper_loss"], metrics=False)
+    assert result.metrics["upper_loss"] == pytest.approx(tuned.best.value, rel=1e-9)
+
+
+def test_a_search_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Three trials and then three more are six at once; other questions are refused."""
+    tune(ask(3), tmp_path / "a")
+    tune(ask(6), tmp_path / "a")
+    tune(ask(6), tmp_path / "b")
+    assert rows(tmp_path / "a") == rows(tmp_path / "b")
+    assert rows(tmp_path / "a") != rows(tune(ask(6, seed=1), tmp_path / "c").folder)
+    with pytest.raises(fb.FedbilevelError, match="holds another search"):
+        tune(ask(6, rounds=20), tmp_path / "a")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thing").touch()
+    with pytest.raises(fb.FedbilevelError, match="is not empty"):
+        tune(ask(1), tmp_path / "full")
+
+
+def test_what_is_searched() -> None:
+    def space(task: str, algorithm: str, vary: Any = {}, **settings: str) -> Any:  # noqa: B006
+        return search_space(Experiment(task, algorithm, settings=settings).build(), settings, vary)
+
+    found = space("quadratic", "fedbioacc", {"local_steps": "1, 4", "shared_batch": "yes"}, lr_adjoint="0.3")
+    assert found["lr_upper"] == Range(pytest.approx(0.1 / 30), pytest.approx(3), 0.1)  # suggested
+    assert found["c_upper"] == Range(0.001, 1, 0.2)  # the algorithm's own
+    assert "lr_adjoint" not in found  # fixed
+    assert "radius" not in found
+    assert found["local_steps"] == Choice((1, 4), 1)
+    assert found["shared_batch"] == Choice((False, True), False)
+    assert "c_upper" not in space("regularization", "fedbioacc")  # suggested as 0
+    assert isinstance(space("quadratic", "mefbo")["lr_lower"], Range)  # the scale of a schedule
+    with pytest.raises(fb.FedbilevelError, match="there is no hyper-parameter of fedbio called 'local_step'"):
+        space("quadratic", "fedbio", {"local_step": "1"})
+    with pytest.raises(fb.FedbilevelError, match="local_steps must be at least 1"):
+        space("quadratic", "fedbio", {"local_steps": "0"})
+
+
+def test_settings_that_diverge_or_make_no_sense_are_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "AROUND", 1e30)
+    tuned = tune(ask(6, rounds=200), tmp_path / "t")
+    wild = [trial for trial in tuned.trials if trial.state == "diverged"]
+    assert wild
+    assert all("became NaN or infinite" in trial.failure and math.isnan(trial.value) for trial in wild)
+    assert math.isfinite(tuned.best.value)
+    with pytest.raises(fb.FedbilevelError, match=r"no trial came to its end; the first one said: round \d+"):
+        tune(ask(2, rounds=400, settings={"lr_lower": "1e6"}), tmp_path / "none")
+
+
+def test_choices_and_schedules_are_tuned(tmp_path: Path) -> None:
+    tuned = tune(ask(5, algorithm="mefbo", rounds=9, vary={"local_steps": "1,2"}), tmp_path / "t")
+    assert {row["local_steps"] for row in rows(tuned.folder)} == {"1", "2"}
+    config = tomllib.loads((tuned.folder / "best.toml").read_text())["algorithm"]
+    assert fb.schedules.parse(config["lr_upper"]) == tuned.best.settings["lr_upper"]
+
+
+def test_a_y_that_belongs_to_a_batch_has_no_validation_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Quadratic.random(clients=2, p=2, d=2).local().task()
+    task = replace(made, problem=replace(made.problem, needs=(("restart", True),)))
+    monkeypatch.setattr("fedbilevel.experiment.TASKS", Names("task", {"own": lambda: task}))
+    with pytest.raises(fb.FedbilevelError, match="in own, y belongs to a batch"):
+        tune(Tuning(Experiment("own", "fedbio-local", settings={"restart": "yes", "shared_batch": "yes"})))
+
+
+def test_what_cannot_be_tuned() -> None:
+    with pytest.raises(fb.FedbilevelError, match="nothing to tune"):
+        tune(ask(1, algorithm="fedavg", settings={"lr_lower": "0.1"}))
+    with pytest.raises(fb.FedbilevelError, match="trials must be at least 1"):
+        tune(ask(0))
+
+
+def test_upper_loss_is_the_weighted_mean_over_all_rows() -> None:
+    """Clients of different sizes, with weights; every client's own y; the server's rows."""
+    loss = lambda x, y, batch: jnp.mean((batch - y) ** 2) + x
+    val = [np.array([1.0, 2.0]), np.array([4.0, 5.0, 9.0])]
+    clients = [{"train": rows, "val": rows} for rows in val]
+    problem = fb.Problem(loss, loss, lambda key: (0.0, 0.0))
+    task = fb.Task(problem, clients, weights=[1, 3], batch_size=1)
+    mean = lambda rows, y: np.mean((rows - y) ** 2)
+    expected = 0.25 * mean(val[0], 2.0) + 0.75 * mean(val[1], 2.0) + 7
+    assert fb.diagnostics.upper_loss(task, 7.0, 2.0) == pytest.approx(expected)
+    own = replace(task, problem=replace(problem, lower_level="local"))
+    expected = 0.25 * mean(val[0], 2.0) + 0.75 * mean(val[1], 3.0) + 7
+    assert fb.diagnostics.upper_loss(own, 7.0, np.array([2.0, 3.0])) == pytest.approx(expected)
+    w = WeightedQuadratics.random(clients=3, d=2)
+    at_server = fb.Task(problem, [{"train": rows} for rows in val], server=val[1], batch_size=1)
+    assert fb.diagnostics.upper_loss(at_server, 7.0, 2.0) == pytest.approx(mean(val[1], 2.0) + 7)
+    assert math.isfinite(fb.diagnostics.upper_loss(w.task(), np.full(3, 1 / 3), np.ones(2)))
+
+
+def command(*arguments: str) -> list[str]:
+    settings = [part for key, value in QUICK.items() for part in ("--set", f"{key}={value}")]
+    return [sys.executable, "-m", "fedbilevel", "tune", "quadratic", "--algorithm", "fedbio", *settings, *arguments]
+
+
+def test_a_killed_search_goes_on(tmp_path: Path) -> None:
+    """kill -9 in the middle; the same command then ends with all trials, the suggested one first."""
+    search = command("--trials", "2000", "--rounds", "9", "--out", "here")
+    killed = subprocess.Popen(search, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+    def trials() -> int:
+        try:
+            with sqlite3.connect(f"file:{tmp_path / 'here' / 'study.db'}?mode=ro", uri=True) as database:
+                return database.execute("select count(*) from trials").fetchone()[0]
+        except sqlite3.OperationalError:  # there is no study yet
+            return 0
+
+    end = time.monotonic() + 120
+    while trials() < 3 and killed.poll() is None and time.monotonic() < end:
+        time.sleep(0.1)
+    killed.send_signal(signal.SIGKILL)
+    _, said = killed.communicate()
+    assert killed.returncode == -signal.SIGKILL, said
+    assert trials() >= 3
+    before = trials()
+    done = subprocess.run(
+        command("--trials", str(before + 2), "--rounds", "9", "--out", "here", "--json"),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "COLUMNS": "120"},
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert summary["complete"] + summary["pruned"] + summary["diverged"] == before + 2
+    assert summary["upper_loss"] <= summary["upper_loss_suggested"]
+    assert float(rows(tmp_path / "here")[0]["lr_upper"]) == 0.1
+
+
+def test_without_optuna_it_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "optuna.py").write_text("raise ImportError")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    search = command("--trials", "1")
+    done = subprocess.run(search, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    assert done.returncode == 2
+    assert done.stderr == "fedbilevel: tuning needs Optuna: pip install 'fedbilevel[tune]'.\n"
