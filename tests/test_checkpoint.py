@@ -129,6 +129,21 @@ def test_more_rounds(whole: Path, tmp_path: Path) -> None:
     assert "was begun for 400 rounds" in done.stderr
 
 
+def test_two_processes_do_not_work_in_one_folder(tmp_path: Path) -> None:
+    process = _start(["run", "quadratic", "--rounds", "100000000", "--out", "run"], tmp_path)
+    try:
+        while _lines(tmp_path / "run") == 0 and process.poll() is None:
+            time.sleep(0.05)
+        done = _command("resume", "run", cwd=tmp_path)
+        assert done.returncode == 2
+        assert done.stderr == "fedbilevel: another process is at work in run: wait for its end, or end it.\n"
+        assert records.runs(tmp_path / "run")[0].status == "running"
+    finally:
+        process.kill()
+        process.communicate()
+    assert records.runs(tmp_path / "run")[0].status == "killed"
+
+
 def _solve(folder: Path | None, rounds: int = 20, **changes: Any) -> fb.Result:
     algorithm = fb.FedBiO(0.1, 0.2, 0.2, **changes)
     checkpoint = None if folder is None else fb.Checkpoints(folder, seconds=0, keep=3)

@@ -1,7 +1,12 @@
 """Comparisons: who takes part, what is shown, what happens to those who fail; and the catalogue of algorithms."""
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +14,7 @@ import pytest
 
 import fedbilevel as fb
 from fedbilevel import catalogue, comparison
+from fedbilevel.records import runs
 from test_cli import fedbilevel
 
 GLOBAL = {
@@ -138,3 +144,48 @@ def test_a_comparison_goes_on_where_it_stopped(tmp_path: Path) -> None:
     done = fedbilevel(*compare[:5], "31", *compare[6:], "--out", "b", cwd=tmp_path)
     assert done.returncode == 2
     assert "holds another comparison" in done.stderr
+
+
+def _wait_for_running(folder: Path, name: str) -> int:
+    """The process of a member that has begun."""
+    for _ in range(1200):
+        path = folder / name / "run.json"
+        if path.exists() and (folder / name / "records.jsonl").exists():
+            return json.loads(path.read_text())["process"]
+        time.sleep(0.05)
+    raise AssertionError(f"{name} did not begin")
+
+
+def _compare(folder: Path, rounds: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "fedbilevel", "compare", "quadratic", "--algorithms", "fedbio,simfbo", "--seeds"]
+    command += ["0..1", "--jobs", "2", "--out", "here", "--json", "--rounds", str(rounds)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=folder, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+
+
+def test_a_member_whose_process_dies_does_not_stop_the_others(tmp_path: Path) -> None:
+    process = _compare(tmp_path, 60_000)
+    os.kill(_wait_for_running(tmp_path / "here", "fedbio-seed0"), signal.SIGKILL)
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    rows = {row["algorithm"]: row for row in json.loads(output.splitlines()[-1])["rows"]}
+    assert rows["simfbo"]["runs"] == 2
+    assert rows["simfbo"]["failures"] == []
+    assert rows["fedbio"]["runs"] == 1  # the other seed
+    assert rows["fedbio"]["failures"] == ["its process died (out of memory?)."]
+
+
+def test_an_interrupted_comparison_says_how_to_go_on(tmp_path: Path) -> None:
+    process = _compare(tmp_path, 100_000_000)
+    members = [_wait_for_running(tmp_path / "here", f"{name}-seed0") for name in ("fedbio", "simfbo")]
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert errors == "fedbilevel: interrupted. Go on with: fedbilevel resume here\n"
+    for name, member in zip(("fedbio", "simfbo"), members, strict=True):
+        (run,) = runs(tmp_path / "here" / f"{name}-seed0")
+        assert run.status == "interrupted"
+        assert list((run.folder / "checkpoints" / name).iterdir())
+        with pytest.raises(ProcessLookupError):
+            os.kill(member, 0)  # no process is left behind

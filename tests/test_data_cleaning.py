@@ -57,7 +57,7 @@ def test_cleaning_recovers_most_of_the_gap(runs: list[tuple[Path, dict[str, Any]
 
 def test_everything_is_in_the_folder(runs: list[tuple[Path, dict[str, Any]]]) -> None:
     folder, summary = runs[0]
-    names = {path.name for path in folder.iterdir()}
+    names = {path.name for path in folder.glob("[!.]*")}
     assert names == {
         "config.toml",
         "records.jsonl",

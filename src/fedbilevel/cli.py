@@ -147,7 +147,7 @@ def _run_and_show(run: Callable[[Any], experiments.Finished], as_json: bool) -> 
     console.print(report.table(finished))
     if finished.details is not None:
         console.print(report.details(finished))
-    files = ", ".join(sorted(path.name for path in finished.folder.iterdir()))
+    files = ", ".join(sorted(path.name for path in finished.folder.glob("[!.]*")))
     console.print(f"Results in [bold]{finished.folder}[/bold]: {files}", soft_wrap=True, highlight=False)
 
 

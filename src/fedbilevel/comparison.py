@@ -262,7 +262,8 @@ def _in_processes(groups: list[list[Place]], workers: int, tell: Callable[[], No
                         _, pending = wait(pending, timeout=0.5)
                         tell()
                 except KeyboardInterrupt:
-                    pool.shutdown(wait=False, cancel_futures=True)
+                    for future in pending:
+                        future.cancel()
                     for place in (place for group in left for place in group):
                         _end(place)
                     raise

@@ -29,8 +29,8 @@ from fedbilevel.engines.messages import encode, named_leaves
 from fedbilevel.engines.participation import Independent, Participation, Uniform, participation
 from fedbilevel.engines.plan import Program
 from fedbilevel.errors import Diverged, FedbilevelError, UnknownName
-from fedbilevel.records import CONFIG, INFO, Appender, plain_json, write_atomically
-from fedbilevel.solve import Result, Row, Stopped, check_seed, solve, traffic
+from fedbilevel.records import CONFIG, INFO, Appender, alone, plain_json, write_atomically
+from fedbilevel.solve import Result, Row, Stopped, check_rounds, check_seed, solve, traffic
 from fedbilevel.task import Details, Reference, Task
 from fedbilevel.tasks import TASKS
 
@@ -245,7 +245,16 @@ class Built(NamedTuple):
 
     def check(self) -> None:
         """Refuse what does not fit, before anything is written."""
-        sample = participation(self.experiment.participation(), len(self.task.clients))
+        experiment = self.experiment
+        check_rounds(experiment.rounds, experiment.every)
+        for name, value, known in (
+            ("engine", experiment.engine, ("simulation", "local")),
+            ("batching", experiment.batching, ("auto", "scan", "vmap")),
+        ):
+            if value not in known:
+                raise UnknownName(name, value, known, experiment.places.get(f"run.{name}", ""))
+        Checkpoints("", experiment.checkpoint_seconds, experiment.checkpoints)
+        sample = participation(experiment.participation(), len(self.task.clients))
         Program(self.task.problem, self.algorithm, self.task.layout, sample)
 
 
@@ -342,6 +351,11 @@ def resume(folder: Path | str, rounds: int | None = None, progress: Progress | N
 
 
 def _run(built: Built, folder: Path, progress: Progress | None) -> Finished:
+    with alone(folder):
+        return _run_alone(built, folder, progress)
+
+
+def _run_alone(built: Built, folder: Path, progress: Progress | None) -> Finished:
     began = time.perf_counter()
     experiment, task, algorithm, _ = built
     info = _describe(built, folder)

@@ -5,11 +5,12 @@ its place in one step. So the last line may be torn, and a run that went on from
 the reader knows both.
 """
 
+import contextlib
 import json
 import math
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +39,22 @@ def write_atomically(path: Path, content: bytes) -> None:
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Refuse to work in a folder in which another process does; its end, whatever it is, frees the folder."""
+    try:
+        import fcntl
+    except ImportError:  # not on this system
+        yield
+        return
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise FedbilevelError(f"another process is at work in {folder}: wait for its end, or end it.") from None
+        yield
 
 
 class Appender:
