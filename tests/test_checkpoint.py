@@ -117,6 +117,7 @@ def test_killed_at_many_random_moments(whole: Path, tmp_path: Path, seed: int) -
     _break_often(whole, tmp_path, 6, random.Random(seed))
 
 
+@pytest.mark.slow
 def test_more_rounds(whole: Path, tmp_path: Path) -> None:
     """A finished run goes on to more rounds; it ends as the longer run does."""
     short = [part if part != "400" else "203" for part in RUN]  # 203 is a multiple of 7

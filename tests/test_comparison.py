@@ -85,6 +85,7 @@ def test_bad_comparisons_are_one_sentence(arguments: list[str], sentence: str, t
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_toy_shows_what_its_first_figure_claims() -> None:
     """K = 1, without noise: the primal-dual method ends where GD does, the truncated methods do not; K = 10 brings
     them closer."""

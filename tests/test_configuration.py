@@ -59,7 +59,9 @@ def test_a_file_and_a_command_are_the_same(tmp_path: Path) -> None:
     assert (tmp_path / "a/solution.safetensors").read_bytes() == (tmp_path / "c/solution.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("name", sorted(fb.TASKS))
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n == "few-shot" else ()) for n in sorted(fb.TASKS)]
+)
 def test_the_configuration_of_a_run_makes_the_same_task(name: str, tmp_path: Path) -> None:
     if name in NEEDS_FILES and not REAL:
         pytest.skip("needs the data sets")

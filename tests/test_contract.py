@@ -18,9 +18,12 @@ from helpers import identical, largest_difference, sample_weights
 FAST = {"fedbio", "fednest", "simfbo", "primal-dual", "fedbio-local"}
 
 
-def entry_of(name: str) -> Any:
+MORE = FAST | {"fedbioacc", "mefbo", "fedmsa", "aggitd", "sustain"}  # one of every kind of memory, loop and momentum
+
+
+def entry_of(name: str, fast: set[str] = FAST) -> Any:
     """For tests of which CI runs a part, and -m slow the rest."""
-    return pytest.param(CONTRACT[name], id=name, marks=() if name in FAST else pytest.mark.slow)
+    return pytest.param(CONTRACT[name], id=name, marks=() if name in fast else pytest.mark.slow)
 
 
 EVERY = pytest.mark.parametrize("entry", CONTRACT.values(), ids=CONTRACT.keys())
@@ -54,7 +57,7 @@ def noisy_task(algorithm: fb.Algorithm, dtype: Any = np.float64) -> fb.Task:
     return noisy(algorithm.lower_level, algorithm.weighting, dtype)
 
 
-@EVERY
+@pytest.mark.parametrize("entry", [entry_of(name, MORE) for name in CONTRACT])
 def test_engines_seeds_and_traces(entry: Entry) -> None:
     """Mini-batches, three of four clients: both engines give the same numbers and counts, the same seed the same bits;
     the structure of the state does not change, and nothing is traced twice."""

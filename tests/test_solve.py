@@ -1,5 +1,6 @@
 """The Python way: what goes in and what comes out."""
 
+import signal
 import time
 from typing import Any
 
@@ -10,7 +11,7 @@ import pandas as pd
 import pytest
 
 import fedbilevel as fb
-from fedbilevel import diagnostics
+from fedbilevel import diagnostics, interrupts
 from fedbilevel.engines.simulation import Simulation
 from fedbilevel.schedules import power
 from fedbilevel.tasks import Quadratic
@@ -94,6 +95,25 @@ def test_an_interrupted_run_keeps_what_it_had() -> None:
         fb.solve(my_task(), fb.FedBiO(0.1, 0.1, 0.1), rounds=10, every=2, callbacks=[interrupt])
     assert isinstance(caught.value.__cause__, fb.Stopped)
     assert int(caught.value.__cause__.result.state.round) == 4
+
+
+def test_an_interrupt_that_was_swallowed_is_not_lost() -> None:
+    """As in a finalizer, where Python forgets it."""
+
+    def swallow(row: dict[str, Any]) -> None:
+        if row["round"] == 4:
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGTERM)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        interrupts.listen()
+        with pytest.raises(interrupts.Terminated):
+            fb.solve(my_task(), fb.FedBiO(0.1, 0.1, 0.1), rounds=10, every=2, callbacks=[swallow])
+        fb.solve(my_task(), fb.FedBiO(0.1, 0.1, 0.1), rounds=10, every=2)  # it was seen to
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_given_starting_points_are_used_and_checked() -> None:

@@ -4,7 +4,6 @@ import contextlib
 import inspect
 import json
 import os
-import signal
 import sys
 import warnings
 import webbrowser
@@ -19,7 +18,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from fedbilevel import catalogue, configuration, figures, page, report, tuning
+from fedbilevel import catalogue, configuration, figures, interrupts, page, report, tuning
 from fedbilevel import comparison as comparisons
 from fedbilevel import experiment as experiments
 from fedbilevel import watch as watching
@@ -71,14 +70,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the
 Out = Annotated[Path | None, typer.Option(help="Folder for the results; default: a new one in runs/.")]
 
 
-class Terminated(KeyboardInterrupt):
-    """The process was asked to end (SIGTERM)."""
-
-
-def _terminate(number: int, frame: Any) -> None:
-    raise Terminated
-
-
 @contextlib.contextmanager
 def _ending_well(go_on: str = "") -> Iterator[None]:
     """Ctrl-C and SIGTERM end with a sentence that says how to go on (Typer would end without a word)."""
@@ -89,7 +80,7 @@ def _ending_well(go_on: str = "") -> Iterator[None]:
         # At once: shutting down in the middle of a compilation can crash.
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(143 if isinstance(interrupt, Terminated) else 130)
+        os._exit(143 if isinstance(interrupt, interrupts.Terminated) else 130)
 
 
 @app.command()
@@ -433,7 +424,7 @@ def _show_plan(cost: Plan, shared: tuple[int, int] | None, title: str) -> None:
 
 def main() -> None:
     """Run the command line; what the user can mend is one sentence and exit code 2."""
-    signal.signal(signal.SIGTERM, _terminate)
+    interrupts.listen()
     usual = warnings.showwarning
 
     def show(message: Any, category: type[Warning], *rest: Any) -> None:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tomli_w
 
+from fedbilevel import interrupts
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.engines.participation import Everyone
 from fedbilevel.engines.plan import Program
@@ -282,7 +283,7 @@ def _in_processes(groups: list[list[Place]], workers: int, tell: Callable[[], No
 def _leave_interrupts_to_the_parent() -> None:
     """Ctrl-C reaches every process of a terminal; here only the parent acts on it, and ends the others."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    interrupts.listen()
 
 
 def _end(place: Place) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import jax
 import numpy as np
 
+from fedbilevel import interrupts
 from fedbilevel.callbacks import Callback, OnRow, Started
 from fedbilevel.checkpoint import Checkpoints, Saved, fingerprint
 from fedbilevel.core import Algorithm, Tree, as_float
@@ -188,6 +189,7 @@ def solve(
                 break
             if checkpoints is not None and now > 0 and checkpoints.due():
                 save(state)
+            interrupts.check()
             called = time.perf_counter()
             due = min(rounds, (now // every + 1) * every)
             new = jax.block_until_ready(runner.advance(state, min(at_once, due - now)))
@@ -197,6 +199,7 @@ def solve(
             at_once = 2 * at_once if time.perf_counter() - called < 0.25 else max(1, at_once // 2)
         save(state)
     except KeyboardInterrupt as interrupt:
+        interrupts.seen()
         save(state)
         raise interrupt from Stopped(f"interrupted after round {int(state.round)}", result(state))
     finally:
