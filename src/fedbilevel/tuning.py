@@ -224,7 +224,9 @@ def _study(tuning: Tuning, built: Built, space: Space, out: Path | None) -> tupl
             f"cannot use {folder / 'study.db'} as the memory of a search: {str(error).splitlines()[0]}"
         ) from error
     options = {k: str(v) for k, v in built.task.options.items()}
-    asked = json.dumps([dataclasses.asdict(experiment), options, repr(built.algorithm), repr(space)], default=str)
+    # What was asked for, however it was written.
+    run = {name: str(getattr(experiment, name)) for name in ("task", "algorithm", "rounds", "seed", "sample")}
+    asked = json.dumps([run, options, repr(built.algorithm), repr(space)])
     if study.user_attrs.get("asked", asked) != asked:
         raise FedbilevelError(
             f"the folder {folder} holds another search (task, algorithm, rounds, seed or settings differ): "
