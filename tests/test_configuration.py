@@ -162,6 +162,8 @@ def test_values_and_text_are_read_as_what_their_default_is(value: Any, default: 
 def test_later_settings_win() -> None:
     first = Experiment("quadratic", "fedbio").changed({"lr_upper": "0.1", "rounds": 5, "sample": [0, 2]})
     assert (first.rounds, first.sample) == (5, "0,2")
+    assert first.participation() == [0, 2]
+    assert first.changed({"sample": [4]}).participation() == [4]
     second = first.changed({"algorithm.lr_upper": 0.3, "run.seed": 2, "algorithm": "simfbo"})
     assert second.seed == 2
     assert second.algorithm == "simfbo"

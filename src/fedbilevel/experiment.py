@@ -180,7 +180,7 @@ class Experiment:
         how = dict.fromkeys(words, True)
         try:
             if "," in number and not how:
-                return [int(part) for part in number.split(",")]
+                return [int(part) for part in number.split(",") if part]
             return Independent(float(number), **how) if "." in number else Uniform(int(number), **how)
         except (ValueError, TypeError):
             raise FedbilevelError(
@@ -253,6 +253,8 @@ class Built(NamedTuple):
         ):
             if value not in known:
                 raise UnknownName(name, value, known, experiment.places.get(f"run.{name}", ""))
+        for name in experiment.trackers:
+            TRACKERS[name](Path(), "")  # is it installed?
         Checkpoints("", experiment.checkpoint_seconds, experiment.checkpoints)
         sample = participation(experiment.participation(), len(self.task.clients))
         Program(self.task.problem, self.algorithm, self.task.layout, sample)
