@@ -173,8 +173,8 @@ def run(
         comparison: what to run.
         out: the folder; one that holds this very comparison is continued where it stopped.
         progress: called with how many members are done, and how many there are.
-        jobs: processes; 0 is as many as there are cores and algorithms to run. Seeds of the same algorithm stay in one
-            process, where it is compiled only once.
+        jobs: processes, never more than there are cores; 0 is one for each core. Seeds of the same algorithm stay in
+            one process, where it is compiled only once.
     """
     began = time.perf_counter()
     comparison.check()
@@ -197,7 +197,8 @@ def run(
             groups.setdefault((place.panel.title, place.algorithm), []).append(place)
     tell = lambda: progress(sum(place.settled for place in places), len(places)) if progress else None
     tell()
-    workers = min(jobs or os.cpu_count() or 1, len(groups))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = min(jobs or cores, cores, len(groups))
     try:
         if workers > 1:
             _in_processes(list(groups.values()), workers, tell)
