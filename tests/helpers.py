@@ -1,6 +1,7 @@
 """What several tests need."""
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -19,6 +20,15 @@ real = pytest.mark.skipif(
     not REAL or not all(Path(entry).is_dir() for entry in REAL.split(os.pathsep)),
     reason="FEDBILEVEL_DATA does not name a folder",
 )
+
+INTERRUPTIBLE = [
+    sys.executable,
+    "-c",
+    "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+    "runpy.run_module('fedbilevel', run_name='__main__')",
+]
+"""The command line in a process that hears SIGINT: what is started in the background may ignore it, and so would its
+children."""
 
 
 def largest_difference(a: Any, b: Any) -> float:

@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from fedbilevel import records
 from fedbilevel.engines.messages import decode, encode
 from fedbilevel.errors import FedbilevelWarning
 from fedbilevel.tasks.quadratic import Quadratic
+from helpers import INTERRUPTIBLE
 
 # A private x, client memories, partial participation and random batches: all that a state can have.
 TASK = ["--set", "hidden=0", "--set", "clients=6"]
@@ -42,10 +42,9 @@ def _numbers(folder: Path) -> list[dict[str, Any]]:
 
 
 def _start(arguments: list[str], cwd: Path) -> subprocess.Popen[str]:
-    # A session of its own and the default signal handlers: test runners in the background ignore interrupts.
-    command = [sys.executable, "-m", "fedbilevel", *arguments, "--json"]
+    command = [*INTERRUPTIBLE, *arguments, "--json"]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=cwd, stdout=pipe, stderr=pipe, text=True, start_new_session=True, env=QUICK)
+    return subprocess.Popen(command, cwd=cwd, stdout=pipe, stderr=pipe, text=True, env=QUICK)
 
 
 def _lines(folder: Path) -> int:

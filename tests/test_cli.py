@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers import INTERRUPTIBLE
+
 
 def fedbilevel(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "fedbilevel", *arguments]
@@ -117,20 +119,8 @@ def test_a_diverging_run_saves_what_it_had(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_saves_what_it_had(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "fedbilevel",
-        "run",
-        "quadratic",
-        "--rounds",
-        "100000000",
-        "--out",
-        "here",
-        "--json",
-    ]
-    # A session of its own and the default signal handler: test runners in the background ignore interrupts.
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    command = [*INTERRUPTIBLE, "run", "quadratic", "--rounds", "100000000", "--out", "here", "--json"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     try:
         records = tmp_path / "here" / "records.jsonl"
         for _ in range(600):

@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 import fedbilevel as fb
 from fedbilevel import catalogue, comparison
 from fedbilevel.records import runs
+from helpers import INTERRUPTIBLE
 from test_cli import fedbilevel
 
 GLOBAL = {
@@ -158,10 +158,10 @@ def _wait_for_running(folder: Path, name: str) -> int:
 
 
 def _compare(folder: Path, rounds: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "fedbilevel", "compare", "quadratic", "--algorithms", "fedbio,simfbo", "--seeds"]
+    command = [*INTERRUPTIBLE, "compare", "quadratic", "--algorithms", "fedbio,simfbo", "--seeds"]
     command += ["0..1", "--jobs", "2", "--out", "here", "--json", "--rounds", str(rounds)]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=folder, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    return subprocess.Popen(command, cwd=folder, stdout=pipe, stderr=pipe, text=True)
 
 
 def test_a_member_whose_process_dies_does_not_stop_the_others(tmp_path: Path) -> None:
@@ -180,8 +180,12 @@ def test_an_interrupted_comparison_says_how_to_go_on(tmp_path: Path) -> None:
     process = _compare(tmp_path, 100_000_000)
     members = [_wait_for_running(tmp_path / "here", f"{name}-seed0") for name in ("fedbio", "simfbo")]
     time.sleep(1)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
+    try:
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=120)
+    finally:
+        for number in (process.pid, *members) if process.poll() is None else ():
+            os.kill(number, signal.SIGKILL)
     assert process.returncode == 130
     assert errors == "fedbilevel: interrupted. Go on with: fedbilevel resume here\n"
     for name, member in zip(("fedbio", "simfbo"), members, strict=True):
