@@ -5,7 +5,6 @@ far, a fingerprint of everything that determines the run, and a checksum of the 
 step, so that a crash leaves the one before.
 """
 
-import hashlib
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -22,7 +21,7 @@ from fedbilevel.engines.messages import decode, encode
 from fedbilevel.engines.participation import Participation
 from fedbilevel.errors import FedbilevelError, FedbilevelWarning
 from fedbilevel.records import write_atomically
-from fedbilevel.task import Task
+from fedbilevel.task import Task, digest
 
 
 class Saved(NamedTuple):
@@ -102,11 +101,7 @@ class Checkpoints:
 
 
 def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(arrays):
-        digest.update(f"{name} {arrays[name].dtype} {arrays[name].shape}".encode())
-        digest.update(np.ascontiguousarray(arrays[name]).data)
-    return digest.hexdigest()
+    return digest((name, arrays[name]) for name in sorted(arrays))
 
 
 def fingerprint(
@@ -124,11 +119,7 @@ def fingerprint(
         every,
         more,
         task.layout,
+        task.fingerprint,
         str(jnp.result_type(float)),
     )
-    digest = hashlib.sha256(repr(words).encode())
-    for leaf in jax.tree.leaves((task.data, start)):
-        array = np.asarray(leaf)
-        digest.update(f"{array.dtype} {array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
+    return digest([(repr(words), np.zeros(0)), *(("start", leaf) for leaf in jax.tree.leaves(start))])

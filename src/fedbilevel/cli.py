@@ -52,12 +52,18 @@ Sample = Annotated[
 
 def _settings(pairs: list[str] | None, clients: int | None = None, data: str | None = None) -> dict[str, str]:
     settings = {name: str(value) for name, value in (("clients", clients), ("data", data)) if value is not None}
+    return settings | _by_key(pairs, "--set needs KEY=VALUE, for instance --set lr_upper=0.5")
+
+
+def _by_key(pairs: list[str] | None, needs: str) -> dict[str, str]:
+    """What KEY=VALUE says, for all of them."""
+    found: dict[str, str] = {}
     for pair in pairs or []:
         key, equals, value = pair.partition("=")
         if not equals or not key:
-            raise FedbilevelError(f"--set needs KEY=VALUE, for instance --set lr_upper=0.5, not '{pair}'.")
-        settings[key.strip()] = value.strip()
-    return settings
+            raise FedbilevelError(f"{needs}, not '{pair}'.")
+        found[key.strip()] = value.strip()
+    return found
 
 
 def _experiment(what: str, settings: dict[str, str]) -> experiments.Experiment:
@@ -66,6 +72,11 @@ def _experiment(what: str, settings: dict[str, str]) -> experiments.Experiment:
     return given.changed(settings)
 
 
+AlgorithmName = Annotated[
+    str | None, typer.Option(help="Name of an algorithm, see 'fedbilevel algorithms'; default: the task's.")
+]
+DataName = Annotated[str | None, typer.Option(help="Name of a data set, see 'fedbilevel tasks TASK'.")]
+ClientCount = Annotated[int | None, typer.Option(help="Number of clients.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line, and no progress.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for the results; default: a new one in runs/.")]
 
@@ -86,12 +97,10 @@ def _ending_well(go_on: str = "") -> Iterator[None]:
 @app.command()
 def run(
     task: Annotated[str, typer.Argument(help="Name of a task, see 'fedbilevel tasks', or an experiment file my.toml.")],
-    algorithm: Annotated[
-        str | None, typer.Option(help="Name of an algorithm, see 'fedbilevel algorithms'; default: the task's.")
-    ] = None,
-    data: Annotated[str | None, typer.Option(help="Name of a data set, see 'fedbilevel tasks TASK'.")] = None,
+    algorithm: AlgorithmName = None,
+    data: DataName = None,
     rounds: Annotated[int | None, typer.Option(help="Number of rounds; default: the task's.")] = None,
-    clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
+    clients: ClientCount = None,
     sample: Sample = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random; default: 0.")] = None,
     set_: Set = None,
@@ -145,8 +154,8 @@ def _run_and_show(run: Callable[[Any], experiments.Finished], as_json: bool) -> 
 @app.command()
 def init(
     task: Annotated[str, typer.Argument(help="Name of a task, see 'fedbilevel tasks'.")],
-    algorithm: Annotated[str | None, typer.Option(help="Name of an algorithm; default: the task's.")] = None,
-    data: Annotated[str | None, typer.Option(help="Name of a data set, see 'fedbilevel tasks TASK'.")] = None,
+    algorithm: AlgorithmName = None,
+    data: DataName = None,
     out: Annotated[Path | None, typer.Option(help="The file; default: TASK.toml.")] = None,
 ) -> None:
     """Write an experiment file with every setting and what it means, to be changed and run."""
@@ -251,13 +260,11 @@ def watch(
 @app.command()
 def tune(
     task: Annotated[str, typer.Argument(help="Name of a task, see 'fedbilevel tasks'.")],
-    algorithm: Annotated[
-        str | None, typer.Option(help="Name of an algorithm, see 'fedbilevel algorithms'; default: the task's.")
-    ] = None,
+    algorithm: AlgorithmName = None,
     trials: Annotated[int, typer.Option(help="How many settings to try, with those that the folder has.")] = 30,
-    data: Annotated[str | None, typer.Option(help="Name of a data set, see 'fedbilevel tasks TASK'.")] = None,
+    data: DataName = None,
     rounds: Annotated[int | None, typer.Option(help="Number of rounds of a trial; default: the task's.")] = None,
-    clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
+    clients: ClientCount = None,
     sample: Sample = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     set_: Set = None,
@@ -268,7 +275,7 @@ def tune(
     out: Annotated[
         Path | None, typer.Option(help="Folder for the results, or of a search to go on with; default: a new one.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, and no progress bar.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Search for the hyper-parameters with the least validation loss. Test data are not looked at."""
     given = experiments.Experiment(task, algorithm, rounds, seed, sample)
@@ -290,12 +297,11 @@ def tune(
 
 
 def _varied(pairs: list[str] | None) -> dict[str, str]:
-    varied: dict[str, str] = {}
-    for pair in pairs or []:
-        key, equals, values = pair.partition("=")
-        if not equals or not key or not values:
-            raise FedbilevelError(f"--vary needs KEY=VALUES, for instance --vary local_steps=1,5, not '{pair}'.")
-        varied[key.strip()] = values
+    needs = "--vary needs KEY=VALUES, for instance --vary local_steps=1,5"
+    varied = _by_key(pairs, needs)
+    for key, values in varied.items():
+        if not values:
+            raise FedbilevelError(f"{needs}, not '{key}='.")
     return varied
 
 
@@ -368,7 +374,7 @@ def _first_line(documented: Any) -> str:
 def show_plan(
     algorithm: Annotated[str, typer.Argument(help="Name of an algorithm.")],
     task: Annotated[str, typer.Option(help="Name of a task.")] = "data-cleaning",
-    clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
+    clients: ClientCount = None,
     sample: Sample = None,
     set_: Set = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

@@ -30,7 +30,7 @@ from fedbilevel.engines.plan import Program
 from fedbilevel.errors import FedbilevelError, UnknownName
 from fedbilevel.experiment import Experiment, new_folder, resume
 from fedbilevel.experiment import run as run_experiment
-from fedbilevel.records import CONFIG, INFO, Run, runs, write_atomically
+from fedbilevel.records import CONFIG, INFO, Run, run_in, runs, write_atomically
 from fedbilevel.task import Task
 from fedbilevel.tasks import TASKS
 
@@ -159,9 +159,15 @@ class Place(NamedTuple):
     experiment: Experiment
 
     @property
+    def status(self) -> str:
+        """How its run stands, "" if it has not begun."""
+        run = run_in(self.folder)
+        return "" if run is None else run.status
+
+    @property
     def settled(self) -> bool:
         """Whether it came to its end before."""
-        return (self.folder / INFO).exists() and runs(self.folder)[0].info.get("status") in ("finished", "failed")
+        return self.status in ("finished", "failed")
 
 
 def run(
@@ -232,7 +238,7 @@ def _run_group(group: Sequence[Place], tell: Callable[[], None] | None = None) -
         with contextlib.suppress(Exception):
             begun = (place.folder / CONFIG).exists()
             resume(place.folder) if begun else run_experiment(place.experiment, place.folder)
-        if not (place.folder / INFO).exists():
+        if not place.status:
             _fail(place, "it could not be started.")
         if tell is not None:
             tell()
@@ -240,11 +246,9 @@ def _run_group(group: Sequence[Place], tell: Callable[[], None] | None = None) -
 
 def _fail(place: Place, why: str) -> None:
     """Say in a member's folder that it failed."""
-    path = place.folder / INFO
-    known = (
-        json.loads(path.read_text()) if path.exists() else {"task": place.experiment.task, "name": place.folder.name}
-    )
-    write_atomically(path, json.dumps({**known, "status": "failed", "failure": why}).encode())
+    run = run_in(place.folder)
+    known = {"task": place.experiment.task, "name": place.folder.name} if run is None else run.info
+    write_atomically(place.folder / INFO, json.dumps({**known, "status": "failed", "failure": why}).encode())
 
 
 def _in_processes(groups: list[list[Place]], workers: int, tell: Callable[[], None]) -> None:
@@ -273,7 +277,7 @@ def _in_processes(groups: list[list[Place]], workers: int, tell: Callable[[], No
             left = [[place for place in group if not place.settled] for group in left]
             for group in left:
                 for place in group:
-                    if (place.folder / INFO).exists() and runs(place.folder)[0].status == "killed":
+                    if place.status == "killed":
                         _fail(place, "its process died (out of memory?).")
             left = [unsettled for group in left if (unsettled := [place for place in group if not place.settled])]
     finally:
@@ -289,7 +293,8 @@ def _leave_interrupts_to_the_parent() -> None:
 
 def _end(place: Place) -> None:
     """Interrupt a member that is running: it saves what it has."""
-    if (place.folder / INFO).exists() and (run := runs(place.folder)[0]).status == "running":
+    run = run_in(place.folder)
+    if run is not None and run.status == "running":
         with contextlib.suppress(ProcessLookupError):
             os.kill(run.info["process"], signal.SIGTERM)
 

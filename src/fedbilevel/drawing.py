@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -19,6 +19,12 @@ class Picture(Figure):
         file = io.BytesIO()
         self.savefig(file, format="png")
         return file.getvalue()
+
+
+def over_decades(values: Iterable[float]) -> bool:
+    """Whether values, which are finite, need a log scale: all positive, over more than two decades."""
+    known = list(values)
+    return bool(known) and min(known) > 0 and max(known) > 100 * min(known)
 
 
 def curves(history: Sequence[Mapping[str, Any]], metrics: str | Sequence[str] | None, against: str) -> Figure:
@@ -42,8 +48,7 @@ def curves(history: Sequence[Mapping[str, Any]], metrics: str | Sequence[str] | 
         axes = figure.add_subplot(rows, columns, number)
         values = [row[name] for row in history]
         axes.plot(across, values)
-        finite = [value for value in values if math.isfinite(value)]
-        if finite and min(finite) > 0 and max(finite) > 100 * min(finite):
+        if over_decades(value for value in values if math.isfinite(value)):
             axes.set_yscale("log")
         axes.set(xlabel=against, title=name)
         axes.grid(alpha=0.3)

@@ -28,9 +28,10 @@ from fedbilevel.diagnostics import DIAGNOSTICS
 from fedbilevel.engines.messages import encode, named_leaves
 from fedbilevel.engines.participation import Independent, Participation, Uniform, participation
 from fedbilevel.engines.plan import Program
+from fedbilevel.engines.simulation import BATCHINGS
 from fedbilevel.errors import Diverged, FedbilevelError, UnknownName
 from fedbilevel.records import CONFIG, INFO, Appender, alone, plain_json, write_atomically
-from fedbilevel.solve import Result, Row, Stopped, check_rounds, check_seed, solve, traffic
+from fedbilevel.solve import ENGINES, Result, Row, Stopped, check_rounds, check_seed, interval, solve, traffic
 from fedbilevel.task import Details, Reference, Task
 from fedbilevel.tasks import TASKS
 
@@ -143,7 +144,7 @@ class Experiment:
             if prefix in ("", "algorithm") and known in hyper:
                 chosen[known] = convert(key, value, hyper[known], self._at(key))
         rounds, sample = self.rounds or task.rounds, self.sample or task.sample
-        every = self.every or max(1, rounds // 50)
+        every = interval(rounds, self.every)
         whole = dataclasses.replace(self, algorithm=name, rounds=rounds, sample=sample, every=every)
         return Built(whole, task, kind(**chosen), for_task)
 
@@ -248,8 +249,8 @@ class Built(NamedTuple):
         experiment = self.experiment
         check_rounds(experiment.rounds, experiment.every)
         for name, value, known in (
-            ("engine", experiment.engine, ("simulation", "local")),
-            ("batching", experiment.batching, ("auto", "scan", "vmap")),
+            ("engine", experiment.engine, ENGINES),
+            ("batching", experiment.batching, BATCHINGS),
         ):
             if value not in known:
                 raise UnknownName(name, value, known, experiment.places.get(f"run.{name}", ""))

@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from fedbilevel.drawing import over_decades
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.page.series import Series, find, headline, metrics, together
 
@@ -78,7 +79,7 @@ def _figure(series: Sequence[Series], metric: str, heading: str, axis: str, titl
         )
         bands.append((across, curve, colour))
         ends += curve.mean[np.isfinite(curve.mean)].tolist()
-    log = bool(ends) and min(ends) > 0 and max(ends) > 100 * min(ends)
+    log = over_decades(ends)
     for across, curve, colour in bands:
         low = curve.mean - curve.deviation
         if log:  # a band that reaches zero has no end on this scale

@@ -137,10 +137,15 @@ def runs(path: Path | str) -> list[Run]:
     path = Path(path)
     if not path.is_dir():
         raise FedbilevelError(f"{path} is not a folder: give a run folder, or a folder of run folders.")
-    found = sorted(path.rglob(INFO))
+    found = [run for file in sorted(path.rglob(INFO)) if (run := run_in(file.parent)) is not None]
     if not found:
         raise FedbilevelError(f"there are no runs in {path}: give a folder that 'fedbilevel run' has written.")
-    return [Run(file.parent, _info(file)) for file in found]
+    return found
+
+
+def run_in(folder: Path) -> Run | None:
+    """The run of this very folder, None if it holds none."""
+    return Run(folder, _info(folder / INFO)) if (folder / INFO).exists() else None
 
 
 def _info(path: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from fedbilevel.comparison import Compared, Panel, band, last, per_client, seconds
+from fedbilevel.drawing import over_decades
 from fedbilevel.experiment import Finished
 from fedbilevel.records import plain_json
 from fedbilevel.solve import Result
@@ -197,7 +198,7 @@ def curves(finished: Finished) -> Path:
             axes.plot(rounds, values, label=title, color=f"C{color}", **style)
             settled += [v for r, v in zip(rounds, values, strict=True) if r >= rounds[-1] / 10]
         values = [row[metric] for row in result.history]
-        if min(values) > 0 and max(values) > 100 * min(values):
+        if over_decades(values):
             axes.set_yscale("log")
         else:  # the first steps would hide the differences that matter
             margin = 0.15 * (max(settled) - min(settled)) or 0.1

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Row = dict[str, Any]
+ENGINES = ("simulation", "local")
 
 
 class Engine(Protocol):
@@ -140,7 +141,7 @@ def solve(
     chosen = participation(sample, len(task.clients))
     runner = _engine(engine, task, algorithm, chosen, batching)
     given = _start_values(task, x, y)
-    every = every or max(1, rounds // 50)
+    every = interval(rounds, every)
     told = [each if isinstance(each, Callback) else OnRow(each) for each in callbacks]
     checkpoints = Checkpoints(checkpoint) if isinstance(checkpoint, Path | str) else checkpoint
     saved, run = None, ""
@@ -153,10 +154,7 @@ def solve(
 
     def evaluate(state: Any) -> None:
         nonlocal began
-        x, y = runner.solution(state)
-        row: Row = {"round": int(state.round), **traffic(runner.plan, state), "seconds": time.perf_counter() - began}
-        if metrics and task.metrics is not None:
-            row |= {name: float(value) for name, value in task.metrics(x, y).items()}
+        row = observe(task, runner, state, time.perf_counter() - began, metrics)
         paused = time.perf_counter()
         row |= measure(watched, Snapshot(runner, state))
         began += time.perf_counter() - paused
@@ -208,6 +206,19 @@ def solve(
     return result(state)
 
 
+def interval(rounds: int, every: int | None) -> int:
+    """Rounds between evaluations: as asked for, or about fifty evaluations."""
+    return every or max(1, rounds // 50)
+
+
+def observe(task: Task, engine: Engine, state: Any, seconds: float, metrics: bool) -> Row:
+    """A row of the history without diagnostics: what was spent, and the task's metrics if they are wanted."""
+    row: Row = {"round": int(state.round), **traffic(engine.plan, state), "seconds": seconds}
+    if metrics and task.metrics is not None:
+        row |= {name: float(value) for name, value in task.metrics(*engine.solution(state)).items()}
+    return row
+
+
 def check_rounds(rounds: Any, every: Any) -> None:
     """Refuse what are no numbers of rounds."""
     if not isinstance(rounds, Integral) or rounds < 0:
@@ -225,8 +236,8 @@ def check_seed(seed: Any) -> None:
 def _engine(name: str | Engine, task: Task, algorithm: Algorithm, chosen: Participation, batching: Batching) -> Engine:
     if not isinstance(name, str):
         return name
-    if name not in ("simulation", "local"):
-        raise UnknownName("engine", name, ["simulation", "local"])
+    if name not in ENGINES:
+        raise UnknownName("engine", name, ENGINES)
     return Local(task, algorithm, chosen) if name == "local" else Simulation(task, algorithm, chosen, batching)
 
 

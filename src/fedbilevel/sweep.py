@@ -15,7 +15,7 @@ from fedbilevel.engines.participation import Participation, participation
 from fedbilevel.engines.simulation import Batching
 from fedbilevel.engines.sweep import Lanes, Shared, numeric, pattern
 from fedbilevel.errors import Diverged, FedbilevelError, UnknownName
-from fedbilevel.solve import Result, Row, Stopped, check_rounds, check_seed, diverged, solve, traffic
+from fedbilevel.solve import Result, Row, Stopped, check_rounds, check_seed, diverged, interval, observe, solve
 from fedbilevel.task import Task
 
 Outcome = Result | Diverged
@@ -137,7 +137,7 @@ def _lanes(
     metrics: bool,
 ) -> list[Outcome]:
     """All at once."""
-    began, every = time.perf_counter(), every or max(1, rounds // 50)
+    began, every = time.perf_counter(), interval(rounds, every)
     engines, lanes = [engine for engine, _ in runs], Lanes([engine for engine, _ in runs])
     watched = [find(entry) for entry in ([diagnostics] if isinstance(diagnostics, str) else diagnostics)]
     histories: list[list[Row]] = [[] for _ in runs]
@@ -149,9 +149,7 @@ def _lanes(
 
     def evaluate(number: int, state: Any) -> None:
         engine, seconds = engines[number], time.perf_counter() - began
-        row: Row = {"round": int(state.round), **traffic(engine.plan, state), "seconds": seconds}
-        if metrics and task.metrics is not None:
-            row |= {name: float(value) for name, value in task.metrics(*engine.solution(state)).items()}
+        row = observe(task, engine, state, seconds, metrics)
         histories[number].append(row | measure(watched, Snapshot(engine, state)))
 
     def look(states: Any, before: Any) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fedbilevel import page
 from fedbilevel.errors import FedbilevelError
+from fedbilevel.records import CONFIG, INFO, RECORDS
 
 HOST = "127.0.0.1"
 
@@ -45,10 +46,8 @@ class Watch(ThreadingHTTPServer):
     def mark(self) -> str:
         """Changes whenever a file that is shown does."""
         found = []
-        for folder in sorted({file.parent for file in self.path.rglob("run.json")}):
-            for file in sorted(
-                [folder / "run.json", folder / "config.toml", folder / "records.jsonl", *folder.glob("*.png")]
-            ):
+        for folder in sorted({file.parent for file in self.path.rglob(INFO)}):
+            for file in sorted([*(folder / name for name in (INFO, CONFIG, RECORDS)), *folder.glob("*.png")]):
                 if file.exists():
                     about = file.stat()
                     found.append((str(file), about.st_mtime_ns, about.st_size))

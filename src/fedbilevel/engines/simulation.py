@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,7 @@ from fedbilevel.task import Data, Task
 from fedbilevel.vectors import Vector, is_vector
 
 Batching = Literal["auto", "scan", "vmap"]
+BATCHINGS = get_args(Batching)
 
 
 class State(NamedTuple):
@@ -432,8 +433,8 @@ class Simulation:
     def __init__(
         self, task: Task, algorithm: Algorithm, participation: Participation | None = None, batching: Batching = "auto"
     ) -> None:
-        if batching not in ("auto", "scan", "vmap"):
-            raise UnknownName("batching", str(batching), ["auto", "scan", "vmap"])
+        if batching not in BATCHINGS:
+            raise UnknownName("batching", str(batching), BATCHINGS)
         if batching == "auto":
             batching = "scan" if jax.default_backend() == "cpu" else "vmap"
         self.task = task

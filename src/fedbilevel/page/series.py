@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedbilevel import records
+from fedbilevel.solve import COUNTED
 
 ORACLES = ("Gf", "Gg", "J", "H")
 AXES = {
@@ -27,7 +28,7 @@ AXES = {
     "seconds": "seconds",
 }
 """What a metric can be drawn against; counts are those of all clients together."""
-NO_METRICS = {"run", "exchanges", "floats", *AXES}
+NO_METRICS = {"run", "oracles", *COUNTED}
 
 Row = dict[str, Any]
 Flat = dict[str, Any]
