@@ -8,7 +8,7 @@ import sys
 import warnings
 import webbrowser
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from fedbilevel import catalogue, configuration, figures, interrupts, page, report, tuning
+from fedbilevel import catalogue, configuration, figures, interrupts, page, report, reproduction, tuning
 from fedbilevel import comparison as comparisons
 from fedbilevel import experiment as experiments
 from fedbilevel import watch as watching
@@ -324,6 +324,73 @@ def _show_tuned(tuned: tuning.Tuned) -> None:
     files = ", ".join(sorted(path.name for path in tuned.folder.iterdir()))
     console.print(f"Trials: {states}. Results in [bold]{tuned.folder}[/bold]: {files}", soft_wrap=True, highlight=False)
     console.print(f"Run the best: fedbilevel run {tuned.folder / 'best.toml'}", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def reproduce(
+    id: Annotated[str | None, typer.Argument(help="Which one, see --list.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List the experiments of the papers.")] = False,
+    seeds: Annotated[int | None, typer.Option(help="How many seeds, from 0; default: as in its file.", min=1)] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A smoke run: few rounds, one seed, small data.")] = False,
+    search: Annotated[
+        bool, typer.Option("--search", help="Search for parameters first, as its file says (needs Optuna).")
+    ] = False,
+    jobs: Annotated[int, typer.Option(help="Processes; default: as many as there are cores.", min=0)] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the runs; one that holds some is continued. Default: in runs/.")
+    ] = None,
+    to: Annotated[Path, typer.Option(help="Folder for the page, the picture and the curves.")] = Path("reproduction"),
+) -> None:
+    """Run an experiment of a paper again: its numbers beside ours, and whether its claims hold."""
+    if list_ or id is None:
+        table = Table("experiment", "what it is", "in the paper", "seeds")
+        for name in reproduction.known():
+            made = reproduction.read(name)
+            table.add_row(name, made.title, f"{made.paper.split(':')[0]}, {made.where}", str(made.seeds))
+        console.print(table)
+        return
+    made = reproduction.read(id)
+    if quick:
+        made = made.shortened()
+    elif seeds is not None:
+        made = replace(made, seeds=seeds)
+    with _ending_well("The same command with the same --out goes on."):
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=console) as bars:
+            bar = bars.add_task("searching" if search else "runs", total=None)
+            show = lambda done, members: bars.update(bar, total=members, completed=done)
+            if search:
+                folder = out or experiments.new_folder(f"reproduce-{made.id}", None)
+                made, out = reproduction.search(made, folder / "search", show), folder
+                bars.update(bar, description="runs")
+            done = reproduction.run(made, out, show, jobs)
+    _show_reproduced(done)
+    words = [f"fedbilevel reproduce {id}", *(["--quick"] if quick else []), *([f"--seeds {seeds}"] if seeds else [])]
+    written = reproduction.write(done, to, " ".join(words))
+    console.print(f"Written: {written}; the runs are in {done.folder}", soft_wrap=True, highlight=False)
+
+
+def _show_reproduced(done: reproduction.Reproduced) -> None:
+    made = done.reproduction
+    table = Table(title=f"{made.id}: {made.title}", title_justify="left")
+    for heading in (
+        "",
+        "method (parameters)",
+        *(f"{c.title}, {who}" for c in made.columns for who in ("paper", "ours")),
+    ):
+        table.add_column(heading, justify="left" if heading in ("", "method (parameters)") else "right")
+    for row in reproduction.table(done):
+        table.add_row(*row)
+    console.print(table)
+    for kind, claims in reproduction.judged(done).items():
+        console.print(f"Claims, parameters: {reproduction.PARAMETERS[kind]}", highlight=False)
+        for each in claims:
+            console.print(
+                f"  {'holds' if each.holds else 'does not hold'}: {each.claim.words} ({each.numbers})",
+                highlight=False,
+                markup=False,
+            )
+    console.print(f"[bold]Verdict: {reproduction.verdict(done)}[/bold]", highlight=False)
 
 
 @app.command()

@@ -2,35 +2,25 @@
 side.
 """
 
-import contextlib
 import inspect
-import json
-import math
-import multiprocessing
-import os
 import re
-import signal
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import tomli_w
 
-from fedbilevel import interrupts
+from fedbilevel import grid
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.engines.participation import Everyone
 from fedbilevel.engines.plan import Program
 from fedbilevel.errors import FedbilevelError, UnknownName
-from fedbilevel.experiment import Experiment, new_folder, resume
-from fedbilevel.experiment import run as run_experiment
-from fedbilevel.records import CONFIG, INFO, Run, run_in, runs, write_atomically
+from fedbilevel.experiment import Experiment, new_folder
+from fedbilevel.grid import Place, band
+from fedbilevel.records import runs, write_atomically
 from fedbilevel.task import Task
 from fedbilevel.tasks import TASKS
 
@@ -85,27 +75,12 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Member:
-    """One run of a comparison and its folder."""
+class Member(grid.Member):
+    """One run of a comparison."""
 
     panel: Panel
     algorithm: str
     seed: int
-    run: Run
-
-    @cached_property
-    def history(self) -> list[dict[str, Any]]:
-        """Its rows, NaN where a number was not finite."""
-        return [{k: math.nan if v is None else v for k, v in row.items()} for row in self.run.rows]
-
-    @property
-    def failure(self) -> str:
-        """Why there is no result."""
-        return "" if self.done else str(self.run.info.get("failure") or "it did not finish.")
-
-    @property
-    def done(self) -> bool:
-        return self.run.status == "finished"
 
 
 @dataclass(frozen=True)
@@ -149,27 +124,6 @@ def fitting(task: Task) -> list[str]:
     return [name for name in ALGORITHMS if fits(name)]
 
 
-class Place(NamedTuple):
-    """Where a member belongs, and what it runs."""
-
-    panel: Panel
-    algorithm: str
-    seed: int
-    folder: Path
-    experiment: Experiment
-
-    @property
-    def status(self) -> str:
-        """How its run stands, "" if it has not begun."""
-        run = run_in(self.folder)
-        return "" if run is None else run.status
-
-    @property
-    def settled(self) -> bool:
-        """Whether it came to its end before."""
-        return self.status in ("finished", "failed")
-
-
 def run(
     comparison: Comparison, out: Path | None = None, progress: Callable[[int, int], None] | None = None, jobs: int = 0
 ) -> Compared:
@@ -179,8 +133,7 @@ def run(
         comparison: what to run.
         out: the folder; one that holds this very comparison is continued where it stopped.
         progress: called with how many members are done, and how many there are.
-        jobs: processes, never more than there are cores; 0 is one for each core. Seeds of the same algorithm stay in
-            one process, where it is compiled only once.
+        jobs: processes, see ``grid.run``; seeds of the same algorithm stay in one.
     """
     began = time.perf_counter()
     comparison.check()
@@ -192,35 +145,26 @@ def run(
         folder = name.parent
         places = _places(comparison, folder)
     else:
-        for place in _places(comparison, Path())[:: len(comparison.seeds)]:
+        for *_, place in _places(comparison, Path())[:: len(comparison.seeds)]:
             place.experiment.build().check()  # refuses what is wrong before anything is run
         folder = new_folder(f"compare-{comparison.task}", out)
         places = _places(comparison, folder)
         write_atomically(folder / COMPARISON, text.encode())
     groups: dict[tuple[str, str], list[Place]] = {}
-    for place in places:
-        if not place.settled:
-            groups.setdefault((place.panel.title, place.algorithm), []).append(place)
-    tell = lambda: progress(sum(place.settled for place in places), len(places)) if progress else None
-    tell()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    workers = min(jobs or cores, cores, len(groups))
+    for panel, algorithm, _, place in places:
+        groups.setdefault((panel.title, algorithm), []).append(place)
     try:
-        if workers > 1:
-            _in_processes(list(groups.values()), workers, tell)
-        else:
-            for group in groups.values():
-                _run_group(group, tell)
+        grid.run(list(groups.values()), progress, jobs)
     except KeyboardInterrupt as interrupt:
         interrupt.saved = f"Go on with: fedbilevel resume {folder}"  # pyright: ignore[reportAttributeAccessIssue]
         raise
-    members = [Member(p.panel, p.algorithm, p.seed, runs(p.folder)[0]) for p in places]
+    members = [Member(runs(place.folder)[0], panel, name, seed) for panel, name, seed, place in places]
     if not any(member.done for member in members):
         raise FedbilevelError(f"every run failed; the first one said: {members[0].failure}")
     return Compared(comparison, members, folder, time.perf_counter() - began)
 
 
-def _places(comparison: Comparison, folder: Path) -> list[Place]:
+def _places(comparison: Comparison, folder: Path) -> list[tuple[Panel, str, int, Place]]:
     places = []
     for panel in comparison.panels:
         word = re.sub(r"[^a-z0-9]+", "-", panel.title.lower()).strip("-")
@@ -228,75 +172,8 @@ def _places(comparison: Comparison, folder: Path) -> list[Place]:
             for seed in comparison.seeds:
                 name = "-".join(part for part in (word, algorithm, f"seed{seed}") if part)
                 experiment = replace(comparison.experiment(panel, algorithm, seed), references=False)
-                places.append(Place(panel, algorithm, seed, folder / name, experiment))
+                places.append((panel, algorithm, seed, Place(folder / name, experiment)))
     return places
-
-
-def _run_group(group: Sequence[Place], tell: Callable[[], None] | None = None) -> None:
-    """Some members, one after the other; whatever fails is in its run folder."""
-    for place in group:
-        with contextlib.suppress(Exception):
-            begun = (place.folder / CONFIG).exists()
-            resume(place.folder) if begun else run_experiment(place.experiment, place.folder)
-        if not place.status:
-            _fail(place, "it could not be started.")
-        if tell is not None:
-            tell()
-
-
-def _fail(place: Place, why: str) -> None:
-    """Say in a member's folder that it failed."""
-    run = run_in(place.folder)
-    known = {"task": place.experiment.task, "name": place.folder.name} if run is None else run.info
-    write_atomically(place.folder / INFO, json.dumps({**known, "status": "failed", "failure": why}).encode())
-
-
-def _in_processes(groups: list[list[Place]], workers: int, tell: Callable[[], None]) -> None:
-    """Groups in processes of one thread each. A process that dies fails the member it was at, and no other."""
-    threads = "--xla_cpu_multi_thread_eigen=false"
-    before = os.environ.get("XLA_FLAGS", "")
-    os.environ["XLA_FLAGS"] = f"{before} {threads}".strip()
-    left = groups
-    try:
-        while left:
-            spawn = multiprocessing.get_context("spawn")
-            with ProcessPoolExecutor(workers, spawn, initializer=_leave_interrupts_to_the_parent) as pool:
-                waiting = {pool.submit(_run_group, group): group for group in left}
-                pending = set(waiting)
-                try:
-                    while pending:
-                        _, pending = wait(pending, timeout=0.5)
-                        tell()
-                except KeyboardInterrupt:
-                    for future in pending:
-                        future.cancel()
-                    for place in (place for group in left for place in group):
-                        _end(place)
-                    raise
-            left = [group for future, group in waiting.items() if isinstance(future.exception(), BrokenProcessPool)]
-            left = [[place for place in group if not place.settled] for group in left]
-            for group in left:
-                for place in group:
-                    if place.status == "killed":
-                        _fail(place, "its process died (out of memory?).")
-            left = [unsettled for group in left if (unsettled := [place for place in group if not place.settled])]
-    finally:
-        os.environ["XLA_FLAGS"] = before
-    tell()
-
-
-def _leave_interrupts_to_the_parent() -> None:
-    """Ctrl-C reaches every process of a terminal; here only the parent acts on it, and ends the others."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    interrupts.listen()
-
-
-def _end(place: Place) -> None:
-    """Interrupt a member that is running: it saves what it has."""
-    run = run_in(place.folder)
-    if run is not None and run.status == "running":
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(run.info["process"], signal.SIGTERM)
 
 
 COMPARISON = "compare.toml"
@@ -335,12 +212,6 @@ def read(folder: Path) -> Comparison:
         raise FedbilevelError(f"{folder / COMPARISON} cannot be read ({error}).") from None
 
 
-def band(members: Sequence[Member], metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation over seeds of a metric, for every row of the history."""
-    values = np.array([[row[metric] for row in m.history] for m in members if m.done], float)
-    return values.mean(axis=0), values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
-
-
 def last(members: Sequence[Member], metric: str) -> tuple[float, float]:
     """Mean and standard deviation over seeds at the end."""
     mean, deviation = band(members, metric)
@@ -350,11 +221,6 @@ def last(members: Sequence[Member], metric: str) -> tuple[float, float]:
 def per_client(member: Member, name: str) -> float:
     """A count over all clients at the end of a run, as a mean per client."""
     return member.history[-1][name] / member.run.info["clients"] if member.done else 0.0
-
-
-def seconds(members: Sequence[Member]) -> float:
-    """How long these runs took together."""
-    return sum(member.history[-1]["seconds"] for member in members if member.done)
 
 
 TOY_STEPS: Mapping[tuple[str, int], Mapping[str, float]] = {

@@ -331,3 +331,14 @@ def _outputs(apply: Callable[[Tree, jax.Array], jax.Array], parameters: Tree, in
 def squared_norm(parameters: Tree) -> jax.Array:
     """The sum of squares of all entries, for L2 regularisation."""
     return jnp.asarray(sum(jnp.vdot(a, a) for a in jax.tree.leaves(parameters)))
+
+
+def norms(parameters: Tree) -> jax.Array:
+    """The sum over arrays of their norms, not squared; its gradient at an array of zeros is zero."""
+
+    def norm(a: jax.Array) -> jax.Array:
+        square = jnp.vdot(a, a)
+        some = square > 0
+        return jnp.where(some, jnp.sqrt(jnp.where(some, square, 1.0)), 0.0)
+
+    return jnp.asarray(sum(norm(a) for a in jax.tree.leaves(parameters)))

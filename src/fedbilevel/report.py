@@ -9,9 +9,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from fedbilevel.comparison import Compared, Panel, band, last, per_client, seconds
+from fedbilevel.comparison import Compared, Panel, last, per_client
 from fedbilevel.drawing import over_decades
 from fedbilevel.experiment import Finished
+from fedbilevel.grid import band, seconds
 from fedbilevel.records import plain_json
 from fedbilevel.solve import Result
 

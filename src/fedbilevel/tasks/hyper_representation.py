@@ -23,8 +23,8 @@ import numpy as np
 from fedbilevel.algorithms import FedAvg
 from fedbilevel.algorithms.fedavg import Server
 from fedbilevel.core import Client, Clients, Key, Problem, parameter
-from fedbilevel.errors import FedbilevelError
-from fedbilevel.models import Model, cross_entropy, mlp, outputs, squared_norm
+from fedbilevel.errors import FedbilevelError, UnknownName
+from fedbilevel.models import Model, cross_entropy, mlp, norms, outputs, squared_norm
 from fedbilevel.schedules import constant
 from fedbilevel.task import Details, Reference, Task
 from fedbilevel.tasks.images import divide, images, per_class, standardised
@@ -38,16 +38,17 @@ MEFBO = {
     "local_lr_prox": constant(0.2), "penalty": constant(1.0), "prox": 0.1,
 }  # fmt: skip
 STEP = 0.5  # of the representation, for images of 28 x 28 pixels; the paper has 0.2 for SimFBO
+REGULARIZERS = {"squared": squared_norm, "norm": norms}
 FEDNEST = {"lr_upper": 0.02, "lr_lower": 0.01, "lr_adjoint": 0.01}  # the paper's
 
 
 @cache  # tasks of equal shape share their compiled code, whatever their seed
-def _problem(model: Model, rc: float) -> Problem:
+def _problem(model: Model, rc: float, regularizer: str) -> Problem:
     def upper(x: Any, y: Any, batch: Any) -> jax.Array:
         return cross_entropy(model.apply([*x, y], batch["image"]), batch["label"]).mean()
 
     def lower(x: Any, y: Any, batch: Any) -> jax.Array:
-        return upper(x, y, batch) + rc * squared_norm(y)
+        return upper(x, y, batch) + rc * REGULARIZERS[regularizer](y)
 
     def init(key: jax.Array) -> tuple[Any, Any]:
         *representation, head = model.init(key)
@@ -103,6 +104,7 @@ def hyper_representation(
     hidden: int = 200,
     layers: int = 2,
     rc: float = 0.05,
+    regularizer: str = "squared",
     batch_size: int = 64,
     seed: int = 0,
 ) -> Task:
@@ -116,7 +118,9 @@ def hyper_representation(
         validation: share of every client's images that are validation images.
         hidden: width of every hidden layer.
         layers: of the network; the last one is the head.
-        rc: weight of |y|^2 in the lower loss.
+        rc: weight of the regulariser in the lower loss.
+        regularizer: "squared": |y|^2, as in the paper's eq. 15; or "norm": the norms of the head's weights and of its
+            biases, not squared, as in FedNest's code.
         batch_size: images per batch, at both levels.
         seed: of the partition (the first x and y come from the seed of the run).
     """
@@ -125,6 +129,8 @@ def hyper_representation(
         raise FedbilevelError(
             f"{name}: clients, hidden and batch_size must be at least 1, layers at least 2, rc and seed not negative."
         )
+    if regularizer not in REGULARIZERS:
+        raise UnknownName("regularizer", regularizer, REGULARIZERS)
     found = images(name, data, seed)
     train, val = divide(name, found.labels, partition, clients, validation, np.random.default_rng(seed))
     net = mlp(found.pixels, *[hidden] * (layers - 1), len(found.classes), initial="pytorch")
@@ -186,7 +192,7 @@ def hyper_representation(
 
     step, together = STEP * found.shorter**2, STEP * found.shorter  # MeFBO on CIFAR-10 is not stable with more
     return Task(
-        _problem(model, rc),
+        _problem(model, rc, regularizer),
         [{"train": found.rows(train[m]), "val": found.rows(val[m])} for m in range(clients)],
         batch_size=batch_size,
         metrics=metrics,
@@ -199,6 +205,7 @@ def hyper_representation(
             "hidden": hidden,
             "layers": layers,
             "rc": rc,
+            "regularizer": regularizer,
             "batch_size": batch_size,
             "seed": seed,
         },
