@@ -339,7 +339,10 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option(help="Folder of the runs; one that holds some is continued. Default: in runs/.")
     ] = None,
-    to: Annotated[Path, typer.Option(help="Folder for the page, the picture and the curves.")] = Path("reproduction"),
+    to: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the page, the picture and the curves; default: reproduction/, or of the runs."),
+    ] = None,
 ) -> None:
     """Run an experiment of a paper again: its numbers beside ours, and whether its claims hold."""
     if list_ or id is None:
@@ -366,20 +369,17 @@ def reproduce(
             done = reproduction.run(made, out, show, jobs)
     _show_reproduced(done)
     words = [f"fedbilevel reproduce {id}", *(["--quick"] if quick else []), *([f"--seeds {seeds}"] if seeds else [])]
-    written = reproduction.write(done, to, " ".join(words))
+    written = reproduction.write(done, to or (done.folder if quick else Path("reproduction")), " ".join(words))
     console.print(f"Written: {written}; the runs are in {done.folder}", soft_wrap=True, highlight=False)
 
 
 def _show_reproduced(done: reproduction.Reproduced) -> None:
     made = done.reproduction
     table = Table(title=f"{made.id}: {made.title}", title_justify="left")
-    for heading in (
-        "",
-        "method (parameters)",
-        *(f"{c.title}, {who}" for c in made.columns for who in ("paper", "ours")),
-    ):
-        table.add_column(heading, justify="left" if heading in ("", "method (parameters)") else "right")
-    for row in reproduction.table(done):
+    headings, *rows = reproduction.table(done)
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if number < 2 else "right")
+    for row in rows:
         table.add_row(*row)
     console.print(table)
     for kind, claims in reproduction.judged(done).items():

@@ -162,6 +162,12 @@ class Reproduction:
     search: Search | None = None
     quick: Mapping[str, Any] = field(default_factory=dict)
     found: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    smoke: bool = False
+
+    @property
+    def printed(self) -> bool:
+        """Whether the paper prints numbers."""
+        return any(method.paper for method in self.methods)
 
     def cases(self) -> list[tuple[Panel, Method]]:
         """Every method under every condition that it has."""
@@ -189,6 +195,7 @@ class Reproduction:
         run = {"rounds": rounds, "every": max(1, rounds // 2)}
         return replace(
             self,
+            smoke=True,
             seeds=1,
             task={**self.task, **quick},
             run={**self.run, **run},
@@ -500,6 +507,8 @@ def judged(done: Reproduced) -> dict[str, list[Judged]]:
 
 def verdict(done: Reproduced) -> str:
     """One of three: it follows from the claims and nothing else."""
+    if done.reproduction.smoke:
+        return "none, this was a smoke run"
     by = judged(done)
     if all(each.holds for each in by.get("printed", ())) and "printed" in by:
         return "reproduced"
@@ -512,8 +521,12 @@ def verdict(done: Reproduced) -> str:
 
 
 def table(done: Reproduced) -> list[list[str]]:
-    """Rows of panel, method, and for each column the paper's number and ours."""
-    made, rows = done.reproduction, []
+    """Headings and rows: panel, method, and for each column the paper's number, if it prints any, and ours."""
+    made = done.reproduction
+    headings = ["condition", "method (parameters)"]
+    for column in made.columns:
+        headings += [f"{column.title}, paper", f"{column.title}, ours"] if made.printed else [column.title]
+    rows = [headings]
     for panel in made.panels:
         for method in made.methods:
             if (panel, method) not in made.cases():
@@ -521,8 +534,8 @@ def table(done: Reproduced) -> list[list[str]]:
             members, cells = done.of(panel, method), []
             failed = [m for m in members if not m.done]
             for number, column in enumerate(made.columns):
-                printed = method.paper.get(panel.title)
-                cells.append(printed[number] if printed else "")
+                if made.printed:
+                    cells.append(method.paper[panel.title][number] if panel.title in method.paper else "-")
                 if failed:
                     cells.append(_failures(failed, members))
                 else:
@@ -582,34 +595,23 @@ def _page(done: Reproduced, command: str) -> str:
     if made.differences:
         lines += ["", "*What differs from the paper*: " + made.differences.strip()]
     lines += ["", "## Numbers", ""]
-    printed = any(method.paper for method in made.methods)
-    lines += _markdown_table(done, printed)
+    headings, *rows = table(done)
+    lines += [_line(headings), "|---" * len(headings) + "|", *map(_line, rows)]
     lines += ["", "## Claims", ""]
     by = judged(done)
-    lines += [
-        "| claim | " + " | ".join(f"parameters: {PARAMETERS[kind]}" for kind in by) + " |",
-        "|---" * (1 + len(by)) + "|",
-    ]
+    lines += [_line(["claim", *(f"parameters: {PARAMETERS[kind]}" for kind in by)]), "|---" * (1 + len(by)) + "|"]
     for number, claim in enumerate(made.claims):
         cells = [f"**{'holds' if of[number].holds else 'does not hold'}**: {of[number].numbers}" for of in by.values()]
-        lines.append(f"| {claim.words} | " + " | ".join(cells) + " |")
+        lines.append(_line([claim.words, *cells]))
     if made.remarks:
         lines += ["", "## Remarks", "", made.remarks.strip()]
     lines += ["", f"![curves]({made.id}.png)", "", f"Every curve of every seed: [{made.id}.csv]({made.id}.csv)", ""]
     return "\n".join(lines)
 
 
-def _markdown_table(done: Reproduced, printed: bool) -> list[str]:
-    made = done.reproduction
-    several = len(made.panels) > 1
-    headings = [*(["condition"] if several else []), "method (parameters)"]
-    for column in made.columns:
-        headings += [*([f"{column.title}, paper"] if printed else []), f"{column.title}{', ours' if printed else ''}"]
-    lines = ["| " + " | ".join(headings) + " |", "|---" * len(headings) + "|"]
-    for panel, title, *cells in table(done):
-        shown = cells if printed else cells[1::2]
-        lines.append("| " + " | ".join([*([panel] if several else []), title, *(cell or "-" for cell in shown)]) + " |")
-    return lines
+def _line(cells: Sequence[str]) -> str:
+    """A line of a table."""
+    return f"| {' | '.join(cells)} |"
 
 
 def _metrics(made: Reproduction) -> list[str]:
