@@ -85,27 +85,6 @@ def test_bad_comparisons_are_one_sentence(arguments: list[str], sentence: str, t
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.slow
-def test_the_toy_shows_what_its_first_figure_claims() -> None:
-    """K = 1, without noise: the primal-dual method ends where GD does, the truncated methods do not; K = 10 brings
-    them closer."""
-    usual = comparison.plan("client-weighting-toy")
-    assert [panel.title for panel in usual.panels[::5]] == ["without noise, K = 1", "with noise, K = 10"]
-    assert len(usual.seeds) == 20
-    ends = {}
-    for panel in (usual.panels[0], usual.panels[2]):
-        for name in usual.algorithms:
-            experiment, task, algorithm, _ = usual.experiment(panel, name, 0).build()
-            result = fb.solve(task, algorithm, usual.rounds, 0, experiment.participation())
-            ends[name, panel.title[-2:].strip()] = result.metrics["value"]
-    least = ends["gd", "10"]
-    for K in ("1", "10"):
-        assert ends["primal-dual", K] == pytest.approx(least, abs=2e-3)
-    for name in ("fednest", "rfho", "sustain"):
-        assert ends[name, "1"] - least > 0.005
-        assert abs(ends[name, "10"] - least) < 0.8 * (ends[name, "1"] - least)
-
-
 def test_the_catalogue_is_up_to_date() -> None:
     """docs/algorithms.md is what 'fedbilevel algorithms --markdown' prints."""
     text = (Path(__file__).parents[1] / "docs" / "algorithms.md").read_text()

@@ -181,9 +181,7 @@ def init(
 @app.command()
 def compare(
     task: Annotated[str, typer.Argument(help="Name of a task, see 'fedbilevel tasks'.")],
-    algorithms: Annotated[
-        str | None, typer.Option(help="Names with commas, or 'all' that fit the task; default: all, or the task's own.")
-    ] = None,
+    algorithms: Annotated[str | None, typer.Option(help="Names with commas; default: all that fit the task.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds, for instance 0..4 or 0,3,7.")] = None,
     sample: Sample = None,
@@ -210,19 +208,17 @@ def _compare_and_show(comparison: comparisons.Comparison, out: Path | None, jobs
             bar = bars.add_task("", total=None)
             show = lambda done, members: bars.update(bar, total=members, completed=done)
             compared = comparisons.run(comparison, out, show, jobs)
-    pictures = report.comparison_figures(compared)
+    picture = report.comparison_curves(compared)
     if as_json:
         print(json.dumps(report.comparison_json(compared)))
         return
-    for panel in comparison.panels:
-        console.print(report.comparison(compared, panel))
+    console.print(report.comparison(compared))
     for member in compared.members:
         if not member.done:
-            console.print(f"{member.algorithm} (seed {member.seed}) {member.panel.title}: {member.failure}")
-    shown = ", ".join(path.name for path in pictures)
+            console.print(f"{member.algorithm} (seed {member.seed}): {member.failure}")
     console.print(
         f"Floats and oracle calls are means per client. Results in [bold]{compared.folder}[/bold]: "
-        f"{comparisons.COMPARISON}, {shown}, and a folder for each run",
+        f"{comparisons.COMPARISON}, {picture.name}, and a folder for each run",
         soft_wrap=True,
         highlight=False,
     )

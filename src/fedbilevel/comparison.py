@@ -1,9 +1,6 @@
-"""Several algorithms on one task, under one or several conditions and over several seeds: what came out, side by
-side.
-"""
+"""Several algorithms on one task, over several seeds: what came out, side by side."""
 
 import inspect
-import re
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -26,19 +23,6 @@ from fedbilevel.tasks import TASKS
 
 
 @dataclass(frozen=True)
-class Panel:
-    """One condition: options of the task, who takes part, and hyper-parameters by the name of the algorithm;
-    ``samples`` are for algorithms that need another ``sample`` than the others.
-    """
-
-    title: str = ""
-    options: Mapping[str, str] = field(default_factory=dict)
-    sample: str | None = None
-    hyper: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    samples: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Comparison:
     """What to compare. ``settings`` go to the task and to every algorithm that knows them; "NAME.key" only to NAME."""
 
@@ -46,22 +30,20 @@ class Comparison:
     algorithms: Sequence[str]
     rounds: int = 500
     seeds: Sequence[int] = (0,)
-    panels: Sequence[Panel] = (Panel(),)
+    sample: str | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
 
-    def experiment(self, panel: Panel, algorithm: str, seed: int) -> Experiment:
+    def experiment(self, algorithm: str, seed: int) -> Experiment:
         """One member of the comparison."""
         known = {*_options(self.task), *_fields(algorithm)}
-        chosen = {key: text for key, text in panel.options.items() if key in known}
-        chosen |= {f"algorithm.{key}": text for key, text in panel.hyper.get(algorithm, {}).items()}
+        chosen: dict[str, str] = {}
         for key, text in self.settings.items():
             prefix, _, name = key.rpartition(".")
             if prefix == algorithm:
                 chosen[f"algorithm.{name}"] = text
             elif prefix in ("", "task", "algorithm") and name in known:
                 chosen[key] = text
-        sample = panel.samples.get(algorithm, panel.sample)
-        return Experiment(self.task, algorithm, self.rounds, seed, sample, chosen)
+        return Experiment(self.task, algorithm, self.rounds, seed, self.sample, chosen)
 
     def check(self) -> None:
         """Refuse settings that nobody knows."""
@@ -78,7 +60,6 @@ class Comparison:
 class Member(grid.Member):
     """One run of a comparison."""
 
-    panel: Panel
     algorithm: str
     seed: int
 
@@ -92,9 +73,9 @@ class Compared:
     folder: Path
     seconds: float
 
-    def of(self, panel: Panel, algorithm: str) -> list[Member]:
-        """The runs of an algorithm under a condition, one per seed."""
-        return [m for m in self.members if m.panel is panel and m.algorithm == algorithm]
+    def of(self, algorithm: str) -> list[Member]:
+        """The runs of an algorithm, one per seed."""
+        return [m for m in self.members if m.algorithm == algorithm]
 
     @property
     def info(self) -> Mapping[str, Any]:
@@ -150,64 +131,44 @@ def run(
         folder = new_folder(f"compare-{comparison.task}", out)
         places = _places(comparison, folder)
         write_atomically(folder / COMPARISON, text.encode())
-    groups: dict[tuple[str, str], list[Place]] = {}
-    for panel, algorithm, _, place in places:
-        groups.setdefault((panel.title, algorithm), []).append(place)
+    groups = [[place for name, _, place in places if name == algorithm] for algorithm in comparison.algorithms]
     try:
-        grid.run(list(groups.values()), progress, jobs)
+        grid.run(groups, progress, jobs)
     except KeyboardInterrupt as interrupt:
         interrupt.saved = f"Go on with: fedbilevel resume {folder}"  # pyright: ignore[reportAttributeAccessIssue]
         raise
-    members = [Member(runs(place.folder)[0], panel, name, seed) for panel, name, seed, place in places]
+    members = [Member(runs(place.folder)[0], name, seed) for name, seed, place in places]
     if not any(member.done for member in members):
         raise FedbilevelError(f"every run failed; the first one said: {members[0].failure}")
     return Compared(comparison, members, folder, time.perf_counter() - began)
 
 
-def _places(comparison: Comparison, folder: Path) -> list[tuple[Panel, str, int, Place]]:
-    places = []
-    for panel in comparison.panels:
-        word = re.sub(r"[^a-z0-9]+", "-", panel.title.lower()).strip("-")
-        for algorithm in comparison.algorithms:
-            for seed in comparison.seeds:
-                name = "-".join(part for part in (word, algorithm, f"seed{seed}") if part)
-                experiment = replace(comparison.experiment(panel, algorithm, seed), references=False)
-                places.append((panel, algorithm, seed, Place(folder / name, experiment)))
-    return places
+def _places(comparison: Comparison, folder: Path) -> list[tuple[str, int, Place]]:
+    return [
+        (name, seed, Place(folder / f"{name}-seed{seed}", replace(comparison.experiment(name, seed), references=False)))
+        for name in comparison.algorithms
+        for seed in comparison.seeds
+    ]
 
 
 COMPARISON = "compare.toml"
 
 
 def _config(comparison: Comparison) -> dict[str, Any]:
-    panels = [
-        {
-            "title": p.title,
-            **({"sample": p.sample} if p.sample else {}),
-            "samples": dict(p.samples),
-            "options": dict(p.options),
-            "hyper": {k: dict(v) for k, v in p.hyper.items()},
-        }
-        for p in comparison.panels
-    ]
     return {
         "task": comparison.task,
         "algorithms": list(comparison.algorithms),
         "rounds": comparison.rounds,
         "seeds": list(comparison.seeds),
+        **({"sample": comparison.sample} if comparison.sample else {}),
         "settings": dict(comparison.settings),
-        "panels": panels,
     }
 
 
 def read(folder: Path) -> Comparison:
     """The comparison that a folder holds."""
     try:
-        known = tomllib.loads((folder / COMPARISON).read_text())
-        panels = [
-            Panel(p["title"], p["options"], p.get("sample"), p["hyper"], p["samples"]) for p in known.pop("panels")
-        ]
-        return Comparison(**{**known, "panels": panels})
+        return Comparison(**tomllib.loads((folder / COMPARISON).read_text()))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FedbilevelError(f"{folder / COMPARISON} cannot be read ({error}).") from None
 
@@ -221,54 +182,6 @@ def last(members: Sequence[Member], metric: str) -> tuple[float, float]:
 def per_client(member: Member, name: str) -> float:
     """A count over all clients at the end of a run, as a mean per client."""
     return member.history[-1][name] / member.run.info["clients"] if member.done else 0.0
-
-
-TOY_STEPS: Mapping[tuple[str, int], Mapping[str, float]] = {
-    ("without noise", 1): {"primal-dual": 0.03, "gd": 0.1, "fednest": 0.3, "rfho": 0.3, "sustain": 0.1},
-    ("without noise", 5): {"primal-dual": 0.1, "gd": 0.1, "fednest": 0.3, "rfho": 0.1, "sustain": 0.1},
-    ("without noise", 10): {"primal-dual": 0.1, "gd": 0.1, "fednest": 0.1, "rfho": 0.1, "sustain": 0.03},
-    ("with noise", 1): {"primal-dual": 0.003, "gd": 0.003, "fednest": 0.01, "rfho": 0.03, "sustain": 0.03},
-    ("with noise", 5): {"primal-dual": 0.003, "gd": 0.003, "fednest": 0.01, "rfho": 0.01, "sustain": 0.01},
-    ("with noise", 10): {"primal-dual": 0.003, "gd": 0.003, "fednest": 0.003, "rfho": 0.003, "sustain": 0.01},
-}
-
-
-def _toy() -> Comparison:
-    """Figures 1 and 2 of the primal-dual paper: section 5.1, N = 15, K = 1, 5, 10, 20 repetitions.
-
-    The paper gives no step sizes. Steps of the model and of the series are 0.04, below 1 / L for all repetitions, and
-    half of it with noise, where the sums over active clients have the factor N / |A|; those of the primal-dual method
-    were tried out by hand, on seeds 0, 1, 2. The step of x is, for each algorithm, K and setting, the best of 0.3
-    (without noise only), 0.1, 0.03, 0.01, 0.003, 0.001 for f_0 after 400 rounds on the seeds 100, 101, 102, which are
-    not among those compared. Exceptions: the primal-dual method with K = 5 has 0.1, as good there to four digits as
-    0.3, which cycles on other seeds; with noise, GD (0.003) and SUSTAIN with K = 10 (0.01) were not searched for.
-    FedNest and SUSTAIN take the whole series of K terms. With noise, every client takes part in an exchange with
-    probability 1/2; in a round of RFHO, whose clients keep something.
-    """
-    panels = []
-    for setting, options, sample in (("without noise", {}, None), ("with noise", {"noise": "0.5"}, "0.5 resample")):
-        for K in (1, 5, 10):
-            steps = {name: {"lr_upper": str(lr)} for name, lr in TOY_STEPS[setting, K].items()}
-            step = "0.02" if options else "0.04"
-            model = {"lr_lower": step, "lr_adjoint": step}
-            forget = "0.3" if options else "1.0"
-            hyper = {
-                "primal-dual": {
-                    "inner_steps": str(K), "lr_lower": "0.02", "lr_adjoint": "0.05", "augmentation": "2.0"
-                },
-                "fednest": {
-                    "inner_rounds": str(K), "terms": str(K), "full_series": "true", "local_steps": "1", **model
-                },
-                "rfho": {"inner_rounds": str(K), "lr_lower": step},
-                "sustain": {
-                    "terms": str(K), "full_series": "true", "forget_upper": forget, "forget_lower": forget, **model
-                },
-                "gd": {"inner_rounds": str(K), "solver": "dense", "lr_lower": step},
-            }  # fmt: skip
-            merged = {name: {**hyper[name], **steps[name]} for name in hyper}
-            panels.append(Panel(f"{setting}, K = {K}", options, sample, merged, {"rfho": "0.5"} if options else {}))
-    names = ("primal-dual", "gd", "fednest", "rfho", "sustain")
-    return Comparison("client-weighting-toy", names, 400, range(20), panels)
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -298,33 +211,13 @@ def plan(
     sample: str | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> Comparison:
-    """The comparison that a command line asks for; what it leaves open is the task's own comparison, if it has one,
-    or all algorithms that fit.
-    """
+    """The comparison that a command line asks for, by default of all algorithms that fit the task."""
     settings = settings or {}
-    _ = TASKS[task]  # refuses unknown ones
-    usual = USUAL.get(task)
-    if usual is None or algorithms == "all":
-        made = Experiment(
-            task, settings={k: v for k, v in settings.items() if k.removeprefix("task.") in _options(task)}
-        ).build()
-        default = Comparison(task, fitting(made.task), made.task.rounds, panels=[Panel(sample=sample)])
-    else:
-        default = usual
-    names = [name.strip() for name in algorithms.split(",")] if algorithms not in (None, "all") else default.algorithms
+    names = [] if algorithms in (None, "all") else [name.strip() for name in algorithms.split(",")]
+    if not names or rounds is None:
+        options = {k: v for k, v in settings.items() if k.removeprefix("task.") in _options(task)}
+        made = Experiment(task, settings=options).build().task
+        names, rounds = names or fitting(made), made.rounds if rounds is None else rounds
     for name in names:
         _ = ALGORITHMS[name]  # refuses unknown ones
-    changed = [replace(panel, sample=sample, samples={}) for panel in default.panels]
-    panels = default.panels if sample is None else changed
-    return Comparison(
-        task,
-        names,
-        default.rounds if rounds is None else rounds,
-        default.seeds if seeds is None else parse_seeds(seeds),
-        panels,
-        settings,
-    )
-
-
-USUAL: Mapping[str, Comparison] = {"client-weighting-toy": _toy()}
-"""What a task is compared on if nothing else is asked for."""
+    return Comparison(task, names, rounds, parse_seeds(seeds) if seeds else (0,), sample, settings)

@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from fedbilevel.comparison import Compared, Panel, last, per_client
+from fedbilevel.comparison import Compared, last, per_client
 from fedbilevel.drawing import over_decades
 from fedbilevel.experiment import Finished
 from fedbilevel.grid import band, seconds
@@ -72,15 +72,15 @@ def pictures(finished: Finished) -> None:
         figure.savefig(finished.folder / "picture.png", dpi=130)
 
 
-def comparison(compared: Compared, panel: Panel) -> Table:
-    """What came out of one condition of a comparison: means over seeds, and counts per client."""
+def comparison(compared: Compared) -> Table:
+    """What came out of a comparison: means over seeds, and counts per client."""
     headline = _headline(compared)
-    title = f"{compared.comparison.task}{': ' + panel.title if panel.title else ''}, {_seeds(compared)}"
+    title = f"{compared.comparison.task}, {_seeds(compared)}"
     shown = Table(title=title, title_justify="left")
     for heading in ("", *headline.values(), "rounds", "floats", "Gf/Gg/J/H", "sec"):
         shown.add_column(heading, justify="right" if heading else "left", no_wrap=not heading, overflow="fold")
     for algorithm in compared.comparison.algorithms:
-        members = compared.of(panel, algorithm)
+        members = compared.of(algorithm)
         done = [m for m in members if m.done]
         if not done:
             shown.add_row(
@@ -122,39 +122,18 @@ def _with_spread(mean: float, deviation: float, runs: int) -> str:
 LINES = ("-", "--", "-.", ":")
 
 
-def comparison_figures(compared: Compared) -> list[Path]:
-    """Curves with bands over seeds. One condition: every metric against rounds and against floats per client.
-    Several: a column for every condition, in one picture for each first word of their titles.
-    """
-    panels = compared.comparison.panels
+def comparison_curves(compared: Compared) -> Path:
+    """Draw curves with bands over seeds: every metric against rounds, and against floats per client."""
     metrics = compared.info["compare_by"] or tuple(_headline(compared))
-    if len(panels) == 1:
-        cells = [[(panels[0], metric, axis) for axis in ("round", "floats")] for metric in metrics]
-        return [_figure(compared, cells, compared.folder / "curves.png")]
-    groups: dict[str, list[Panel]] = {}
-    for panel in panels:
-        groups.setdefault(panel.title.split(",")[0], []).append(panel)
-    return [
-        _figure(
-            compared,
-            [[(panel, metric, "round") for panel in group] for metric in metrics],
-            compared.folder / f"{name.replace(' ', '-')}.png",
-        )
-        for name, group in groups.items()
-    ]
-
-
-def _figure(compared: Compared, cells: list[list[tuple[Panel, str, str]]], path: Path) -> Path:
-    rows, columns = len(cells), len(cells[0])
-    figure = Figure(figsize=(4.6 * columns + 1.6, 3.5 * rows), layout="constrained")
+    figure = Figure(figsize=(10.8, 3.5 * len(metrics)), layout="constrained")
     FigureCanvasAgg(figure)
     titles = {**_headline(compared)}
     axes: Any = None
-    for number, (panel, metric, axis) in enumerate((cell for row in cells for cell in row), 1):
-        axes = figure.add_subplot(rows, columns, number)
+    for number, (metric, axis) in enumerate(((m, a) for m in metrics for a in ("round", "floats")), 1):
+        axes = figure.add_subplot(len(metrics), 2, number)
         positive = True
         for color, algorithm in enumerate(compared.comparison.algorithms):
-            members = [m for m in compared.of(panel, algorithm) if m.done]
+            members = [m for m in compared.of(algorithm) if m.done]
             if not members:
                 continue
             mean, deviation = band(members, metric)
@@ -173,9 +152,9 @@ def _figure(compared: Compared, cells: list[list[tuple[Panel, str, str]]], path:
             axes.set_xscale("log")
         axes.set_xlabel({"round": "round", "floats": "floats sent to and from each client"}[axis])
         axes.set_ylabel(titles.get(metric, metric))
-        axes.set_title(panel.title)
         axes.grid(alpha=0.3)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", frameon=False)
+    path = compared.folder / "curves.png"
     figure.savefig(path, dpi=130)
     return path
 
@@ -214,15 +193,14 @@ def curves(finished: Finished) -> Path:
 
 
 def comparison_json(compared: Compared) -> dict[str, Any]:
-    """The table of a comparison for machines: one object per condition and algorithm."""
+    """The table of a comparison for machines: one object per algorithm."""
     headline = _headline(compared)
     rows = []
-    for panel in compared.comparison.panels:
-        for algorithm in compared.comparison.algorithms:
-            members = compared.of(panel, algorithm)
-            done = [m for m in members if m.done]
-            row: dict[str, Any] = {"panel": panel.title, "algorithm": algorithm, "runs": len(done)}
-            row |= {metric: last(done, metric)[0] for metric in headline if done}
-            row["failures"] = [m.failure for m in members if not m.done]
-            rows.append(plain_json(row))
+    for algorithm in compared.comparison.algorithms:
+        members = compared.of(algorithm)
+        done = [m for m in members if m.done]
+        row: dict[str, Any] = {"algorithm": algorithm, "runs": len(done)}
+        row |= {metric: last(done, metric)[0] for metric in headline if done}
+        row["failures"] = [m.failure for m in members if not m.done]
+        rows.append(plain_json(row))
     return {"rows": rows, "seconds": compared.seconds, "folder": str(compared.folder)}

@@ -1,0 +1,264 @@
+"""``fedbilevel reproduce``: what is run, what is said about it, and that nothing but the runs decides."""
+
+import csv
+import json
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedbilevel as fb
+from fedbilevel import reproduction
+from fedbilevel.reproduction import Claim, Column, Method, Panel, Reproduction, Search, _Judge, judged, table, verdict
+from test_cli import fedbilevel
+
+IDS = {
+    "mefbo-table2", "mefbo-fig1", "mefbo-fig2", "mefbo-fig3", "mefbo-fig14", "fedbioacc-fig1", "fedbioacc-fig2",
+    "fedbioacc-fig3", "fedbioacc-fig4", "primaldual-fig1", "primaldual-fig2", "primaldual-table1", "primaldual-fig4",
+}  # fmt: skip
+
+SMALL = Reproduction(
+    id="small",
+    title="a small one",
+    paper="A paper",
+    where="Table 1",
+    claim="It is said that it works.",
+    task={"name": "quadratic", "clients": 4},
+    run={"rounds": 40, "every": 10},
+    seeds=2,
+    columns=[
+        Column("20 rounds", "error", round=20, digits=4, better="lower"),
+        Column("the end", "error", digits=4, better="lower"),
+    ],
+    panels=[Panel("all"), Panel("half", run={"sample": "2"})],
+    methods=[
+        Method("FedBiO", "fedbio", settings={"lr_upper": 0.1}, paper={"all": ["0.5 ± 0.1", "0.2"]}),
+        Method("SimFBO", "simfbo", by_panel={"half": {"lr_upper": 0.05}}),
+        Method("wild", "fedbio", settings={"lr_upper": 1e9, "lr_lower": 1e9}, panels=["all"]),
+        Method("FedBiO", "fedbio", "ours", settings={"lr_upper": 0.01}),
+    ],
+    claims=[],
+)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> reproduction.Reproduced:
+    return reproduction.run(SMALL, tmp_path_factory.mktemp("runs"))
+
+
+def errors(done: reproduction.Reproduced, panel: int, method: int, round: int) -> list[float]:
+    members = done.of(SMALL.panels[panel], SMALL.methods[method])
+    return [row["error"] for m in members for row in m.run.rows if row["round"] == round]
+
+
+def test_all_thirteen_experiments_are_there_and_say_what_they_are(tmp_path: Path) -> None:
+    assert set(reproduction.known()) == IDS
+    listed = fedbilevel("reproduce", "--list", cwd=tmp_path).stdout
+    for id in IDS:
+        made = reproduction.read(id)
+        assert made.claims
+        assert made.claim
+        assert made.where
+        assert id in listed.replace("\n", "")
+
+
+@pytest.mark.parametrize("id", sorted(IDS))
+def test_every_setting_of_an_experiment_is_one_that_exists(id: str) -> None:
+    made = reproduction.read(id)
+    seen: set[str] = set()
+    try:
+        for panel, method in made.cases():
+            found = method.parameters != "found" or method.label in made.found
+            if found and not {panel.title, method.title} <= seen:  # building all of them takes minutes
+                made.experiment(panel, method, 0).build().check()
+                seen |= {panel.title, method.title}
+    except fb.FedbilevelError as error:
+        if "fedbilevel does not download" in str(error) or "not found" in str(error):
+            pytest.skip("the data sets are not here")
+        raise
+
+
+def test_rows_and_columns_are_those_of_the_runs(done: reproduction.Reproduced) -> None:
+    headings, *rows = table(done)
+    assert headings[2:] == ["20 rounds, paper", "20 rounds, ours", "the end, paper", "the end, ours"]
+    assert len(rows) == 7
+    first = rows[0]
+    at_20, at_end = errors(done, 0, 0, 20), errors(done, 0, 0, 40)
+    assert first[:3] == ["all", "FedBiO (the paper's)", "0.5 ± 0.1"]
+    assert first[3] == f"{np.mean(at_20):.4f} ± {np.std(at_20, ddof=1):.4f}"
+    assert first[5] == f"{np.mean(at_end):.4f} ± {np.std(at_end, ddof=1):.4f}"
+    wild = next(row for row in rows if row[1].startswith("wild"))
+    assert wild[3].startswith("diverged at round")
+
+
+def judge(done: reproduction.Reproduced, parameters: str = "printed", **claim: object) -> bool:
+    settings = {"words": "", "methods": ["FedBiO"], "panels": ["all"], "column": "the end", **claim}
+    return _Judge(done, parameters).claim(Claim(**settings)).holds  # pyright: ignore[reportArgumentType]
+
+
+def test_claims_hold_exactly_where_the_numbers_say_so(done: reproduction.Reproduced) -> None:
+    fedbio, simfbo, ours = (float(np.mean(errors(done, 0, n, 40))) for n in (0, 1, 3))
+    assert judge(done, kind="bound", most=fedbio + 1e-9)
+    assert not judge(done, kind="bound", most=fedbio - 1e-9)
+    assert judge(done, kind="bound", least=fedbio - 1e-9)
+    assert not judge(done, kind="bound", least=fedbio + 1e-9)
+    # Lower is better here.
+    assert judge(done, kind="order", methods=["FedBiO", "SimFBO"]) == (fedbio < simfbo)
+    assert judge(done, kind="order", methods=["SimFBO", "FedBiO"]) == (simfbo < fedbio)
+    gap = abs(fedbio - simfbo)
+    better = ["FedBiO", "SimFBO"] if fedbio < simfbo else ["SimFBO", "FedBiO"]
+    assert judge(done, kind="order", methods=better, points=gap - 1e-9)
+    assert not judge(done, kind="order", methods=better, points=gap + 1e-9)
+    # What diverged is the worst, whatever its last number was.
+    assert judge(done, kind="order", methods=["SimFBO", "wild"])
+    assert not judge(done, kind="order", methods=["wild", "SimFBO"])
+    assert not judge(done, kind="bound", methods=["wild"], least=-math.inf)
+    # The row with other parameters is another row.
+    assert judge(done, "ours", kind="bound", least=ours - 1e-9, most=ours + 1e-9)
+
+
+def test_near_is_the_papers_deviation_or_so_many_points(done: reproduction.Reproduced) -> None:
+    value = float(np.mean(errors(done, 0, 0, 40)))
+    paper = lambda text: replace(SMALL.methods[0], paper={"all": ["", text]})
+    near = lambda text, points: judge(
+        replace(
+            done,
+            reproduction=replace(SMALL, methods=[paper(text)]),
+            members=[replace(m, method=paper(text)) for m in done.of(SMALL.panels[0], SMALL.methods[0])],
+        ),
+        kind="near",
+        points=points,
+    )
+    assert near(f"{value + 0.3:.6f}", 0.31)
+    assert not near(f"{value + 0.3:.6f}", 0.29)
+    assert near(f"{value + 0.3:.6f} ± 0.31", 0.0)
+    assert not near(f"{value + 0.3:.6f} ± 0.29", 0.0)
+
+
+def test_trends_and_spreads_are_over_panels(done: reproduction.Reproduced) -> None:
+    both = {"panels": ["all", "half"]}
+    values = {n: [float(np.mean(errors(done, p, n, 40))) for p in (0, 1)] for n in (0, 1)}
+    rising = values[0][0] < values[0][1]
+    assert judge(done, kind="trend", direction="rising", **both) == rising
+    assert judge(done, kind="trend", direction="falling", **both) == (not rising)
+    gaps = [a - b for a, b in zip(values[0], values[1], strict=True)]
+    assert judge(done, kind="trend", methods=["FedBiO", "SimFBO"], **both) == (gaps[0] < gaps[1])
+    least = abs(values[0][0] - values[0][1]) < abs(values[1][0] - values[1][1])
+    assert judge(done, kind="spread", methods=["FedBiO", "SimFBO"], **both) == least
+    assert judge(done, kind="spread", methods=["SimFBO", "FedBiO"], **both) == (not least)
+
+
+def test_the_verdict_follows_from_the_claims(done: reproduction.Reproduced) -> None:
+    ends = {n: float(np.mean(errors(done, 0, n, 40))) for n in (0, 3)}
+    claim = lambda value: Claim("", "bound", ["FedBiO"], ["all"], "the end", least=value - 1e-9, most=value + 1e-9)
+    with_claim = lambda value: replace(done, reproduction=replace(SMALL, claims=[claim(value)]))
+    assert verdict(with_claim(ends[0])) == "reproduced"
+    assert verdict(with_claim(ends[3])) == "reproduced with other parameters (ours)"
+    assert verdict(with_claim(123.0)) == "not reproduced (0 of 1 claims hold)"
+    assert "smoke" in verdict(replace(done, reproduction=replace(SMALL, claims=[claim(ends[0])], smoke=True)))
+    assert set(judged(with_claim(1.0))) == {"printed", "ours"}
+
+
+def test_a_second_call_runs_nothing_again_and_refuses_other_runs(done: reproduction.Reproduced) -> None:
+    before = {m.run.folder: (m.run.folder / "run.json").stat().st_mtime_ns for m in done.members}
+    began = time.perf_counter()
+    again = reproduction.run(SMALL, done.folder)
+    assert {f: (f / "run.json").stat().st_mtime_ns for f in before} == before
+    assert time.perf_counter() - began < 60
+    assert [m.run.folder for m in again.members] == [m.run.folder for m in done.members]
+    other = replace(SMALL, run={**SMALL.run, "rounds": 50})
+    with pytest.raises(fb.FedbilevelError, match=r"run\.rounds differ"):
+        reproduction.run(other, done.folder)
+
+
+def test_the_page_has_the_numbers_and_every_curve_is_kept(done: reproduction.Reproduced, tmp_path: Path) -> None:
+    claimed = replace(SMALL, claims=[Claim("FedBiO is small", "bound", ["FedBiO"], ["all"], "the end", most=1e9)])
+    path = reproduction.write(replace(done, reproduction=claimed), tmp_path, "fedbilevel reproduce small")
+    text = path.read_text()
+    for row in table(done)[1:]:
+        assert all(cell in text for cell in row)
+    assert "**Verdict: reproduced.**" in text
+    assert "**holds**" in text
+    assert "fedbilevel reproduce small" in text
+    assert (tmp_path / "small.png").stat().st_size > 5000
+    with (tmp_path / "small.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == sum(len(m.run.rows) for m in done.members)
+    seed1 = [float(r["error"]) for r in rows if (r["condition"], r["method"], r["parameters"], r["seed"]) == ("half", "SimFBO", "printed", "1")]  # fmt: skip # noqa: E501
+    member = next(m for m in done.members if (m.panel.title, m.method.label, m.seed) == ("half", "SimFBO", 1))
+    np.testing.assert_allclose(seed1, [row["error"] for row in member.run.rows], rtol=1e-4)
+
+
+def test_a_search_has_the_same_budget_for_all_and_looks_at_another_seed(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    methods = [Method(label, name, "found") for label, name in (("FedBiO", "fedbio"), ("SimFBO", "simfbo"))]
+    fixed = {"FedBiO": {"lr_adjoint": 0.05}}
+    made = replace(SMALL, methods=methods, search=Search("all", trials=4, rounds=9, seed=100, fixed=fixed))
+    with pytest.raises(fb.FedbilevelError, match="--search"):
+        made.experiment(made.panels[0], methods[0], 0)
+    found = reproduction.search(made, tmp_path / "search")
+    assert found.found["FedBiO"]["lr_adjoint"] == 0.05
+    for label in ("fedbio", "simfbo"):
+        best = (tmp_path / "search" / label / "best.toml").read_text()
+        assert "seed = 100" in best
+        with (tmp_path / "search" / label / "trials.csv").open() as file:
+            trials = list(csv.DictReader(file))
+        assert len(trials) == 4
+        complete = [t for t in trials if t["state"] == "complete"]
+        least = min(complete, key=lambda t: float(t["upper_loss"]))
+        settings = found.found["FedBiO" if label == "fedbio" else "SimFBO"]
+        assert float(least["lr_upper"]) == pytest.approx(settings["lr_upper"])
+    experiment = found.experiment(found.panels[0], found.methods[0], 0)
+    assert experiment.settings["algorithm.lr_adjoint"] == 0.05
+    with pytest.raises(fb.FedbilevelError, match="nothing to search"):
+        reproduction.search(SMALL, tmp_path / "other")
+
+
+def test_files_that_name_what_is_not_there_are_refused(tmp_path: Path) -> None:
+    claim = Claim("x", "order", ["FedBiO", "nobody"])
+    for wrong in (
+        replace(SMALL, claims=[claim]),
+        replace(SMALL, claims=[Claim("x", "hope", ["FedBiO"])]),
+        replace(SMALL, claims=[Claim("x", "bound", ["FedBiO"], column="none")]),
+        replace(SMALL, methods=[replace(SMALL.methods[0], panels=["nowhere"])]),
+        replace(SMALL, methods=[replace(SMALL.methods[0], paper={"all": ["1"]})]),
+    ):
+        with pytest.raises(fb.FedbilevelError):
+            reproduction.check(wrong)
+    said = fedbilevel("reproduce", "mefbo-tabel2", cwd=tmp_path)
+    assert said.returncode == 2
+    assert "mefbo-table2" in said.stderr
+
+
+def test_a_smoke_run_takes_the_same_way_and_says_that_it_is_one(tmp_path: Path) -> None:
+    said = fedbilevel("reproduce", "primaldual-fig1", "--quick", "--out", "here", cwd=tmp_path).stdout
+    assert "none, this was a smoke run" in said
+    page = tmp_path / "here" / "primaldual-fig1.md"
+    assert page.exists()
+    assert not (tmp_path / "reproduction").exists()
+    made = reproduction.read("primaldual-fig1").shortened()
+    runs = [json.loads(path.read_text()) for path in (tmp_path / "here").rglob("run.json")]
+    assert len(runs) == len(made.cases())
+    assert {run["status"] for run in runs} == {"finished"}
+
+
+@pytest.mark.slow
+def test_the_toy_shows_what_its_first_figure_claims() -> None:
+    """K = 1, without noise: the primal-dual method ends where GD does, the truncated methods do not; K = 10 brings
+    them closer."""
+    made = reproduction.read("primaldual-fig1")
+    ends = {}
+    for panel in (made.panels[0], made.panels[2]):
+        for method in made.methods:
+            experiment, task, algorithm, _ = made.experiment(panel, method, 0).build()
+            result = fb.solve(task, algorithm, 400, 0, experiment.participation())
+            ends[method.label, panel.title] = result.metrics["value"]
+    least = ends["GD", "K = 10"]
+    for K in ("K = 1", "K = 10"):
+        assert ends["primal-dual", K] == pytest.approx(least, abs=2e-3)
+    for name in ("FedNest", "RFHO", "SUSTAIN"):
+        assert ends[name, "K = 1"] - least > 0.005
+        assert abs(ends[name, "K = 10"] - least) < 0.8 * (ends[name, "K = 1"] - least)
