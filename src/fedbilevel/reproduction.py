@@ -128,10 +128,11 @@ class Claim:
 @dataclass(frozen=True)
 class Search:
     """How parameters are looked for: the same number of trials for every method, by validation loss, on a seed that is
-    not among those reported. ``fixed`` are parameters, by label, that are not searched for.
+    not among those reported. ``panels`` are the conditions it is done under; the others take what the first of them
+    gave. ``fixed`` are parameters, by label, that are not searched for.
     """
 
-    panel: str
+    panels: Sequence[str]
     trials: int
     rounds: int
     seed: int = 100
@@ -161,7 +162,7 @@ class Reproduction:
     against: str = "round"
     search: Search | None = None
     quick: Mapping[str, Any] = field(default_factory=dict)
-    found: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    found: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)  # by label and panel
     smoke: bool = False
 
     @property
@@ -175,11 +176,15 @@ class Reproduction:
 
     def experiment(self, panel: Panel, method: Method, seed: int) -> Experiment:
         """One run of it."""
-        if method.parameters == "found" and method.label not in self.found:
-            raise FedbilevelError(
-                f"{self.id}: nothing was found for {method.label} yet: fedbilevel reproduce {self.id} --search."
-            )
-        found = self.found.get(method.label, {}) if method.parameters == "found" else {}
+        found: Mapping[str, Any] = {}
+        if method.parameters == "found":
+            first = self.search.panels[0] if self.search is not None else ""
+            known = self.found.get((method.label, panel.title), self.found.get((method.label, first)))
+            if known is None:
+                raise FedbilevelError(
+                    f"{self.id}: nothing was found for {method.label} yet: fedbilevel reproduce {self.id} --search."
+                )
+            found = known
         options = {f"task.{k}": v for k, v in {**self.task, **panel.task}.items() if k != "name"}
         hyper = {**method.settings, **found, **method.by_panel.get(panel.title, {})}
         settings = {**options, **{f"algorithm.{k}": v for k, v in hyper.items()}}
@@ -235,8 +240,8 @@ def read(id: str) -> Reproduction:
     return made
 
 
-def _settings_of(found: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    return {label: of["settings"] for label, of in found["found"].items()}
+def _settings_of(found: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, Any]]:
+    return {(each["method"], each["panel"]): each["settings"] for each in found["found"]}
 
 
 def check(made: Reproduction) -> None:
@@ -349,31 +354,34 @@ def search(made: Reproduction, out: Path, progress: Callable[[int, int], None] |
     wanted = [method for method in made.methods if method.parameters == "found"]
     if asked is None or asked.found or not wanted:
         raise FedbilevelError(f"{made.id} has nothing to search for.")
-    found: dict[str, Any] = {}
-    with grid.processes(min(grid.cores(), len(wanted))) as pool:
-        searches = {method.label: pool.submit(_search_one, made, asked, method, out) for method in wanted}
+    panels = [panel for panel in made.panels if panel.title in asked.panels]
+    pairs = [(p, m) for m in wanted for p in panels if not m.panels or p.title in m.panels]
+    found: list[dict[str, Any]] = []
+    with grid.processes(min(grid.cores(), len(pairs))) as pool:
+        searches = [pool.submit(_search_one, made, asked, panel, method, out) for panel, method in pairs]
         try:
-            for number, (label, search) in enumerate(searches.items()):
+            for search in searches:
                 if progress is not None:
-                    progress(number, len(wanted))
-                found[label] = search.result()
+                    progress(len(found), len(pairs))
+                found.append(search.result())
         except KeyboardInterrupt:
             grid.end(pool)
             raise
-    how = {"panel": asked.panel, "trials": asked.trials, "rounds": asked.rounds, "seed": asked.seed}
+    how = {"trials": asked.trials, "rounds": asked.rounds, "seed": asked.seed}
     write_atomically(out / "found.toml", tomli_w.dumps({"search": how, "found": found}).encode())
     return replace(made, found=_settings_of({"found": found}))
 
 
-def _search_one(made: Reproduction, asked: Search, method: Method, out: Path) -> dict[str, Any]:
-    """What the search found for one row."""
-    panel = next(p for p in made.panels if p.title == asked.panel)
+def _search_one(made: Reproduction, asked: Search, panel: Panel, method: Method, out: Path) -> dict[str, Any]:
+    """What the search found for one row under one condition."""
     fixed = asked.fixed.get(method.label, {})
-    experiment = replace(made, found={method.label: fixed}).experiment(panel, method, asked.seed)
-    tuned = tune(Tuning(experiment.changed({"rounds": asked.rounds}), asked.trials), out / _slug(method.label))
+    experiment = replace(made, found={(method.label, panel.title): fixed}).experiment(panel, method, asked.seed)
+    folder = out / _slug(f"{panel.title} {method.label}")
+    tuned = tune(Tuning(experiment.changed({"rounds": asked.rounds}), asked.trials), folder)
     settings = {name: plain(value) for name, value in tuned.best.settings.items()}
     losses = {"loss": tuned.best.value, "suggested_loss": tuned.suggested.value}
-    return {**losses, "trials": len(tuned.trials), "settings": {**fixed, **settings}}
+    which = {"method": method.label, "panel": panel.title, "trials": len(tuned.trials)}
+    return {**which, **losses, "settings": {**fixed, **settings}}
 
 
 @dataclass(frozen=True)
@@ -586,7 +594,7 @@ def _page(done: Reproduced, command: str) -> str:
     if made.search is not None:
         s = made.search
         which = f"`experiments/found/{s.found or made.id}.toml`"
-        where = f"under {s.panel!r}, " if s.panel else ""
+        where = f"under {' and '.join(map(repr, s.panels))}, " if len(made.panels) > 1 else ""
         lines += [
             "",
             f"*Search*: {s.trials} trials of {s.rounds} rounds for every method marked *found by search*, "
