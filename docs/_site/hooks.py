@@ -1,4 +1,4 @@
-"""What the build of the documentation adds to the pages: formulas, the command line, the tutorial."""
+"""What the build of the documentation adds to the pages: formulas, the command line, the tutorial, reproductions."""
 
 import html
 import re
@@ -18,7 +18,9 @@ FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>',
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the tutorial as a page, with the outputs that are stored in the notebook."""
+    """Add the pages that are not in docs/: the tutorial, with the outputs that are stored in the notebook, and what
+    ``fedbilevel reproduce`` has written.
+    """
     notebook = nbformat.read(ROOT / "examples" / "tutorial.ipynb", as_version=4)
     text, resources = MarkdownExporter().from_notebook_node(notebook, {"output_files_dir": "tutorial"})
     text = text.replace("](../docs/", "](")
@@ -26,11 +28,14 @@ def on_files(files: Files, config: Any) -> Files:
     for name, content in resources["outputs"].items():
         files.append(File.generated(config, name, content=content))
     files.append(File.generated(config, "tutorial.md", content=text))
+    for path in sorted((ROOT / "reproduction").glob("*.*")):
+        files.append(File.generated(config, f"reproduction/{path.name}", abs_src_path=str(path)))
     return files
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Put in what the command line says of itself."""
+    """Put in what the command line says of itself; links into other folders lead to the pages of the site."""
+    markdown = markdown.replace("](../reproduction/", "](reproduction/")
     return markdown.replace(COMMANDS, commands()) if COMMANDS in markdown else markdown
 
 

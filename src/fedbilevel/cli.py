@@ -345,7 +345,7 @@ def reproduce(
         table = Table("experiment", "what it is", "in the paper", "seeds")
         for name in reproduction.known():
             made = reproduction.read(name)
-            table.add_row(name, made.title, f"{made.paper.split(':')[0]}, {made.where}", str(made.seeds))
+            table.add_row(name, made.title, made.where, str(made.seeds))
         console.print(table)
         return
     made = reproduction.read(id)

@@ -129,12 +129,12 @@ class Claim:
 class Search:
     """How parameters are looked for: the same number of trials for every method, by validation loss, on a seed that is
     not among those reported. ``panels`` are the conditions it is done under; the others take what the first of them
-    gave. ``fixed`` are parameters, by label, that are not searched for.
+    gave. ``fixed`` are parameters, by label, that are not searched for; ``rounds`` are those of the runs if 0.
     """
 
     panels: Sequence[str]
     trials: int
-    rounds: int
+    rounds: int = 0
     seed: int = 100
     fixed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     found: str = ""  # the experiment whose search is used, if it is another one's
@@ -377,7 +377,8 @@ def _search_one(made: Reproduction, asked: Search, panel: Panel, method: Method,
     fixed = asked.fixed.get(method.label, {})
     experiment = replace(made, found={(method.label, panel.title): fixed}).experiment(panel, method, asked.seed)
     folder = out / _slug(f"{panel.title} {method.label}")
-    tuned = tune(Tuning(experiment.changed({"rounds": asked.rounds}), asked.trials), folder)
+    experiment = experiment.changed({"rounds": asked.rounds}) if asked.rounds else experiment
+    tuned = tune(Tuning(experiment, asked.trials), folder)
     settings = {name: plain(value) for name, value in tuned.best.settings.items()}
     losses = {"loss": tuned.best.value, "suggested_loss": tuned.suggested.value}
     which = {"method": method.label, "panel": panel.title, "trials": len(tuned.trials)}
@@ -597,7 +598,7 @@ def _page(done: Reproduced, command: str) -> str:
         where = f"under {' and '.join(map(repr, s.panels))}, " if len(made.panels) > 1 else ""
         lines += [
             "",
-            f"*Search*: {s.trials} trials of {s.rounds} rounds for every method marked *found by search*, "
+            f"*Search*: {s.trials} trials of {s.rounds or 'as many'} rounds for every method marked *found by search*, "
             f"{where}seed {s.seed}, by validation loss; what was found is in {which}.",
         ]
     if made.differences:
