@@ -354,16 +354,14 @@ def search(made: Reproduction, out: Path, progress: Callable[[int, int], None] |
     wanted = [method for method in made.methods if method.parameters == "found"]
     if asked is None or asked.found or not wanted:
         raise FedbilevelError(f"{made.id} has nothing to search for.")
-    panels = [panel for panel in made.panels if panel.title in asked.panels]
-    pairs = [(p, m) for m in wanted for p in panels if not m.panels or p.title in m.panels]
     found: list[dict[str, Any]] = []
-    with grid.processes(min(grid.cores(), len(pairs))) as pool:
-        searches = [pool.submit(_search_one, made, asked, panel, method, out) for panel, method in pairs]
+    with grid.processes(min(grid.cores(), len(wanted))) as pool:
+        searches = [pool.submit(_search_one, made, asked, method, out) for method in wanted]
         try:
-            for search in searches:
+            for number, search in enumerate(searches):
                 if progress is not None:
-                    progress(len(found), len(pairs))
-                found.append(search.result())
+                    progress(number, len(wanted))
+                found += search.result()
         except KeyboardInterrupt:
             grid.end(pool)
             raise
@@ -372,17 +370,22 @@ def search(made: Reproduction, out: Path, progress: Callable[[int, int], None] |
     return replace(made, found=_settings_of({"found": found}))
 
 
-def _search_one(made: Reproduction, asked: Search, panel: Panel, method: Method, out: Path) -> dict[str, Any]:
-    """What the search found for one row under one condition."""
-    fixed = asked.fixed.get(method.label, {})
-    experiment = replace(made, found={(method.label, panel.title): fixed}).experiment(panel, method, asked.seed)
-    folder = out / _slug(f"{panel.title} {method.label}")
-    experiment = experiment.changed({"rounds": asked.rounds}) if asked.rounds else experiment
-    tuned = tune(Tuning(experiment, asked.trials), folder)
-    settings = {name: plain(value) for name, value in tuned.best.settings.items()}
-    losses = {"loss": tuned.best.value, "suggested_loss": tuned.suggested.value}
-    which = {"method": method.label, "panel": panel.title, "trials": len(tuned.trials)}
-    return {**which, **losses, "settings": {**fixed, **settings}}
+def _search_one(made: Reproduction, asked: Search, method: Method, out: Path) -> list[dict[str, Any]]:
+    """What was found for one row, condition by condition; each search begins with what was found before."""
+    fixed, found, first = asked.fixed.get(method.label, {}), [], []
+    for panel in (
+        p for p in made.panels if p.title in asked.panels and (not method.panels or p.title in method.panels)
+    ):
+        experiment = replace(made, found={(method.label, panel.title): fixed}).experiment(panel, method, asked.seed)
+        experiment = experiment.changed({"rounds": asked.rounds}) if asked.rounds else experiment
+        tuning = Tuning(experiment, asked.trials + len(first), first=first)
+        tuned = tune(tuning, out / _slug(f"{panel.title} {method.label}"))
+        settings = {name: plain(value) for name, value in tuned.best.settings.items()}
+        losses = {"loss": tuned.best.value, "suggested_loss": tuned.suggested.value}
+        which = {"method": method.label, "panel": panel.title, "trials": len(tuned.trials)}
+        found.append({**which, **losses, "settings": {**fixed, **settings}})
+        first = [*first, {name: getattr(value, "scale", value) for name, value in tuned.best.settings.items()}]
+    return found
 
 
 @dataclass(frozen=True)

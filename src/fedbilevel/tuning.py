@@ -60,12 +60,14 @@ Space = dict[str, Range | Choice]
 @dataclass(frozen=True)
 class Tuning:
     """What to tune: an experiment, and how often to try. ``vary`` adds hyper-parameters by the values they may have,
-    as text. What the settings of the experiment fix stays fixed.
+    as text; ``first`` are settings to try after the suggested one, for instance what was found under another
+    condition. What the settings of the experiment fix stays fixed.
     """
 
     experiment: Experiment
     trials: int = 30
     vary: Mapping[str, str] = field(default_factory=dict)
+    first: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True)
@@ -237,6 +239,10 @@ def _study(tuning: Tuning, built: Built, space: Space, out: Path | None) -> tupl
     if not study.trials:
         suggested = {name: values.suggested for name, values in space.items()}
         study.enqueue_trial(suggested, user_attrs={"suggested": True})
+    if not any("first" in trial.user_attrs for trial in study.trials):
+        for settings in tuning.first:
+            known = {name: value for name, value in settings.items() if name in space}
+            study.enqueue_trial(known, user_attrs={"first": True})
     for trial in interrupted:  # once more, from its start
         study.enqueue_trial({**trial.system_attrs.get("fixed_params", {}), **trial.params}, user_attrs=trial.user_attrs)
         study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
