@@ -136,8 +136,8 @@ def _wait_for_running(folder: Path, name: str) -> int:
     raise AssertionError(f"{name} did not begin")
 
 
-def _compare(folder: Path, rounds: int) -> subprocess.Popen[str]:
-    command = [*INTERRUPTIBLE, "compare", "quadratic", "--algorithms", "fedbio,simfbo", "--seeds"]
+def _compare(folder: Path, rounds: int, algorithms: str = "fedbio,simfbo") -> subprocess.Popen[str]:
+    command = [*INTERRUPTIBLE, "compare", "quadratic", "--algorithms", algorithms, "--seeds"]
     command += ["0..1", "--jobs", "2", "--out", "here", "--json", "--rounds", str(rounds)]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=folder, stdout=pipe, stderr=pipe, text=True)
@@ -156,7 +156,8 @@ def test_a_member_whose_process_dies_does_not_stop_the_others(tmp_path: Path) ->
 
 
 def test_an_interrupted_comparison_says_how_to_go_on(tmp_path: Path) -> None:
-    process = _compare(tmp_path, 100_000_000)
+    # More groups than processes: one of them is on its way to a process, and must not be begun any more.
+    process = _compare(tmp_path, 100_000_000, "fedbio,simfbo,mefbo,fedavg,fednest")
     members = [_wait_for_running(tmp_path / "here", f"{name}-seed0") for name in ("fedbio", "simfbo")]
     time.sleep(1)
     try:
@@ -173,3 +174,4 @@ def test_an_interrupted_comparison_says_how_to_go_on(tmp_path: Path) -> None:
         assert list((run.folder / "checkpoints" / name).iterdir())
         with pytest.raises(ProcessLookupError):
             os.kill(member, 0)  # no process is left behind
+    assert not list((tmp_path / "here").glob("mefbo*"))

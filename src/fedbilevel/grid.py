@@ -8,8 +8,8 @@ import math
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cached_property
@@ -118,17 +118,14 @@ def _in_processes(groups: list[list[Place]], workers: int, tell: Callable[[], No
     left = groups
     while left:
         with processes(workers) as pool:
-            waiting = {pool.submit(_run_group, group): group for group in left}
+            waiting = {submit(pool, _run_group, group): group for group in left}
             pending = set(waiting)
             try:
                 while pending:
                     _, pending = wait(pending, timeout=0.5)
                     tell()
             except KeyboardInterrupt:
-                for future in pending:
-                    future.cancel()
-                for place in (place for group in left for place in group):
-                    _end(place)
+                end(pool, pending)
                 raise
         left = [group for future, group in waiting.items() if isinstance(future.exception(), BrokenProcessPool)]
         left = [[place for place in group if not place.settled] for group in left]
@@ -158,22 +155,34 @@ def processes(workers: int) -> Iterator[ProcessPoolExecutor]:
         os.environ["XLA_FLAGS"] = before
 
 
-def end(pool: ProcessPoolExecutor) -> None:
-    """Interrupt what the processes are doing, and begin nothing more."""
+def submit(pool: ProcessPoolExecutor, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    """Have a process call a function. A process that was interrupted begins nothing more."""
+    return pool.submit(_unless_ended, function, *arguments)
+
+
+_ended = False
+
+
+def _unless_ended(function: Callable[..., Any], *arguments: Any) -> Any:
+    global _ended
+    if _ended:  # one call was already on its way to this process
+        raise interrupts.Terminated
+    try:
+        return function(*arguments)
+    except KeyboardInterrupt:
+        _ended = True
+        raise
+
+
+def end(pool: ProcessPoolExecutor, futures: Iterable[Future[Any]]) -> None:
+    """Begin nothing more, and interrupt what the processes are doing, which saves what it has."""
+    for future in futures:
+        future.cancel()
     for process in list(pool._processes.values()):
         process.terminate()
-    pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _leave_interrupts_to_the_parent() -> None:
     """Ctrl-C reaches every process of a terminal; here only the parent acts on it, and ends the others."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     interrupts.listen()
-
-
-def _end(place: Place) -> None:
-    """Interrupt a member that is running: it saves what it has."""
-    run = run_in(place.folder)
-    if run is not None and run.status == "running":
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(run.info["process"], signal.SIGTERM)

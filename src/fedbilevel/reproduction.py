@@ -356,14 +356,14 @@ def search(made: Reproduction, out: Path, progress: Callable[[int, int], None] |
         raise FedbilevelError(f"{made.id} has nothing to search for.")
     found: list[dict[str, Any]] = []
     with grid.processes(min(grid.cores(), len(wanted))) as pool:
-        searches = [pool.submit(_search_one, made, asked, method, out) for method in wanted]
+        searches = [grid.submit(pool, _search_one, made, asked, method, out) for method in wanted]
         try:
             for number, search in enumerate(searches):
                 if progress is not None:
                     progress(number, len(wanted))
                 found += search.result()
         except KeyboardInterrupt:
-            grid.end(pool)
+            grid.end(pool, searches)
             raise
     how = {"trials": asked.trials, "rounds": asked.rounds, "seed": asked.seed}
     write_atomically(out / "found.toml", tomli_w.dumps({"search": how, "found": found}).encode())
