@@ -233,6 +233,7 @@ def test_files_that_name_what_is_not_there_are_refused(tmp_path: Path) -> None:
     assert "mefbo-table2" in said.stderr
 
 
+@pytest.mark.slow
 def test_a_smoke_run_takes_the_same_way_and_says_that_it_is_one(tmp_path: Path) -> None:
     said = fedbilevel("reproduce", "primaldual-fig1", "--quick", "--out", "here", cwd=tmp_path).stdout
     assert "none, this was a smoke run" in said

@@ -65,7 +65,7 @@ class Column:
         return float(rows[-1][self.metric]) * self.scale
 
     def shown(self, value: float) -> str:
-        return f"{value:.{self.digits}f}"
+        return f"{value:.{self.digits}f}" if math.isfinite(value) else "diverged"
 
 
 @dataclass(frozen=True)
@@ -313,8 +313,7 @@ def run(
             for seed in range(min(method.seeds or made.seeds, made.seeds))
         ]
         some[0][0].experiment.build().check()  # refuses what is wrong before anything is run
-        for place, _ in some:
-            _check_same(place)
+        _check_same(some[0][0])
         groups.append([place for place, _ in some])
         members += [(place, panel, method, seed) for place, seed in some]
     try:
@@ -434,7 +433,7 @@ class _Judge:
         return self.done.value(panel, self.method(label), column, claim.over)[0]
 
     def near(self, claim: Claim) -> tuple[bool, list[str]]:
-        holds, numbers = True, []
+        far, all_ = [], 0
         for panel in self.panels(claim):
             for label in claim.methods:
                 printed = self.method(label).paper.get(panel.title, ())
@@ -443,13 +442,11 @@ class _Judge:
                         continue
                     paper, deviation = _number(text)
                     ours = self.value(panel, label, column, claim)
-                    close = abs(ours - paper) <= max(claim.points, deviation)
-                    holds &= close
-                    if not close:
-                        numbers.append(
-                            f"{_at(panel)}{label}, {column.title}: {column.shown(ours)} against {column.shown(paper)}"
-                        )
-        return holds, numbers or ["all of them"]
+                    all_ += 1
+                    if not abs(ours - paper) <= max(claim.points, deviation):
+                        numbers = f"{column.shown(ours)} against {column.shown(paper)}"
+                        far.append(f"{_at(panel)}{label}, {column.title}: {numbers}")
+        return not far, [f"{all_ - len(far)} of {all_} are{', not ' if far else ''}{far[0] if far else ''}", *far[1:]]
 
     def order(self, claim: Claim) -> tuple[bool, list[str]]:
         holds, numbers = True, []
