@@ -208,7 +208,7 @@ def test_a_search_has_the_same_budget_for_all_and_looks_at_another_seed(tmp_path
             trials = list(csv.DictReader(file))
         assert len(trials) == 4
         complete = [t for t in trials if t["state"] == "complete"]
-        least = min(complete, key=lambda t: float(t["upper_loss"]))
+        least = min(complete, key=lambda t: float(t["validation_loss"]))
         assert float(least["lr_upper"]) == pytest.approx(found.found[label, "all"]["lr_upper"])
     for panel in found.panels:  # also where it was not searched
         experiment = found.experiment(panel, found.methods[0], 0)

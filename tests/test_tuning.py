@@ -145,6 +145,18 @@ def test_a_y_that_belongs_to_a_batch_has_no_validation_loss(monkeypatch: pytest.
         tune(Tuning(Experiment("own", "fedbio-local", settings={"restart": "yes", "shared_batch": "yes"})))
 
 
+def test_a_task_may_say_what_parameters_are_chosen_by(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The best trial has the least of it, whatever the upper loss is."""
+    made = Quadratic.random(clients=2, p=2, d=2).task()
+    task = replace(made, choice=lambda x, y: float(np.sum(np.asarray(x) ** 2)))
+    monkeypatch.setattr("fedbilevel.experiment.TASKS", Names("task", {"own": lambda: task}))
+    tuned = tune(Tuning(Experiment("own", "fedbio", 9, settings={"local_steps": "1"}), 5), tmp_path / "found")
+    for trial in (t for t in tuned.trials if t.state == "complete"):
+        result = fb.solve(task, fb.FedBiO(local_steps=1, **trial.settings), 9, metrics=False)
+        assert trial.value == pytest.approx(float(np.sum(np.asarray(result.x) ** 2)), rel=1e-6)
+    assert tuned.best.value == min(t.value for t in tuned.trials if t.state == "complete")
+
+
 def test_what_cannot_be_tuned() -> None:
     with pytest.raises(fb.FedbilevelError, match="nothing to tune"):
         tune(ask(1, algorithm="fedavg", settings={"lr_lower": "0.1"}))
@@ -207,7 +219,7 @@ def test_a_killed_search_goes_on(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout.splitlines()[-1])
     assert summary["complete"] + summary["pruned"] + summary["diverged"] == before + 2
-    assert summary["upper_loss"] <= summary["upper_loss_suggested"]
+    assert summary["validation_loss"] <= summary["validation_loss_suggested"]
     assert float(rows(tmp_path / "here")[0]["lr_upper"]) == 0.1
 
 

@@ -129,7 +129,8 @@ class Claim:
 class Search:
     """How parameters are looked for: the same number of trials for every method, by validation loss, on a seed that is
     not among those reported. ``panels`` are the conditions it is done under; the others take what the first of them
-    gave. ``fixed`` are parameters, by label, that are not searched for; ``rounds`` are those of the runs if 0.
+    gave. ``fixed`` are parameters, by label, that are not searched for; ``rounds`` are those of the runs if 0;
+    ``task`` are options for the search only.
     """
 
     panels: Sequence[str]
@@ -137,6 +138,7 @@ class Search:
     rounds: int = 0
     seed: int = 100
     fixed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    task: Mapping[str, Any] = field(default_factory=dict)
     found: str = ""  # the experiment whose search is used, if it is another one's
 
 
@@ -376,6 +378,7 @@ def _search_one(made: Reproduction, asked: Search, method: Method, out: Path) ->
         p for p in made.panels if p.title in asked.panels and (not method.panels or p.title in method.panels)
     ):
         experiment = replace(made, found={(method.label, panel.title): fixed}).experiment(panel, method, asked.seed)
+        experiment = experiment.changed({f"task.{name}": value for name, value in asked.task.items()})
         experiment = experiment.changed({"rounds": asked.rounds}) if asked.rounds else experiment
         tuning = Tuning(experiment, asked.trials + len(first), first=first)
         tuned = tune(tuning, out / _slug(f"{panel.title} {method.label}"))

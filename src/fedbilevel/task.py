@@ -98,6 +98,8 @@ class Task:
         batch_size: rows per batch, drawn with replacement; None is all rows, exactly; ``{"train": 64, "val": None}``
             sets them apart.
         metrics: ``metrics(x, y) -> {name: number}`` on the current solution, in the user's structure.
+        choice: ``choice(x, y) -> number``, a loss on rows that neither level is trained on and that are no test:
+            tuning goes by it; by the upper loss if there is none.
         name, options: how the task was made, for the records.
         references: runs to compare with.
         details: ``details(results) -> Details``, what the solution looks like; here and below ``results`` holds the
@@ -116,6 +118,7 @@ class Task:
     weights: Sequence[float] | np.ndarray | Literal["size"] | None = None
     batch_size: BatchSize = 64
     metrics: Callable[[Tree, Tree], Mapping[str, Any]] | None = None
+    choice: Callable[[Tree, Tree], float] | None = None
     name: str = "custom"
     options: Mapping[str, Any] = field(default_factory=dict)
     references: Sequence[Reference] = ()

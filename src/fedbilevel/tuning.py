@@ -1,10 +1,10 @@
 """Tuning: search for the hyper-parameters with the least validation loss. Needs Optuna (``fedbilevel[tune]``).
 
-The measure of a setting is the upper loss at its last (x, y), on all validation rows. Test data and the task's
-metrics are never looked at. Settings are proposed by a tree-structured Parzen estimator, and those that are behind
-after a ninth or a third of the rounds are given up (successive halving). All settings share one compiled program,
-since step sizes are its arguments (see ``engines/sweep.py``). The first trial is what the task suggests, and is never
-given up.
+The measure of a setting is its validation loss at its last (x, y): the task's ``choice``, on rows that nothing is
+trained on, or else the upper loss on all validation rows. Test data and the task's metrics are never looked at.
+Settings are proposed by a tree-structured Parzen estimator, and those that are behind after a ninth or a third of the
+rounds are given up (successive halving). All settings share one compiled program, since step sizes are its arguments
+(see ``engines/sweep.py``). The first trial is what the task suggests, and is never given up.
 
 The folder holds ``study.db``, the memory of the search: after an interruption, the same command goes on.
 """
@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 
 from fedbilevel import configuration
 from fedbilevel.core import Algorithm
+from fedbilevel.diagnostics import upper_loss
 from fedbilevel.engines.participation import Participation, participation
 from fedbilevel.engines.plan import Program
 from fedbilevel.engines.sweep import Shared, number
@@ -109,8 +110,8 @@ class Tuned:
         return {
             "task": self.experiment.task,
             "algorithm": self.experiment.algorithm,
-            "upper_loss": self.best.value,
-            "upper_loss_suggested": self.suggested.value,
+            "validation_loss": self.best.value,
+            "validation_loss_suggested": self.suggested.value,
             "best": {name: plain(value) for name, value in self.best.settings.items()},
             **{state: states.count(state) for state in ("complete", "pruned", "diverged")},
             "folder": str(self.folder),
@@ -135,7 +136,7 @@ def tune(
     experiment, task, algorithm, _ = built
     cohort = participation(experiment.participation(), len(task.clients))
     Program(task.problem, algorithm, task.layout, cohort)  # refuses what does not fit before anything is written
-    if ("restart", True) in task.problem.needs:
+    if ("restart", True) in task.problem.needs and task.choice is None:
         raise FedbilevelError(
             f"in {experiment.task}, y belongs to a batch, so that there is no validation loss of x and y to tune by."
         )
@@ -283,6 +284,11 @@ def _as_fields(algorithm: Algorithm, numbers: Mapping[str, Any]) -> dict[str, An
     }
 
 
+def validation_loss(task: Task, x: Any, y: Any) -> float:
+    """What parameters are chosen by."""
+    return upper_loss(task, x, y) if task.choice is None else float(task.choice(x, y))
+
+
 def _try(
     trial: Any,
     task: Task,
@@ -295,15 +301,15 @@ def _try(
     """The validation loss of a setting after all rounds."""
 
     def on_row(row: Row) -> None:
-        if not math.isfinite(row["upper_loss"]):
+        if not math.isfinite(row["validation_loss"]):
             raise Diverged(f"round {row['round']}: the validation loss became NaN or infinite.", row["round"], ())
         if row["round"] > 0:
-            trial.report(row["upper_loss"], row["round"])
+            trial.report(row["validation_loss"], row["round"])
         if 0 < row["round"] < rounds and "suggested" not in trial.user_attrs and trial.should_prune():
             raise _Pruned
 
     engine = Shared(task, algorithm, names, cohort)
-    every, watched = _test_every(rounds), ["upper_loss"]
+    every, watched = _test_every(rounds), [validation_loss]
     result = solve(
         task,
         algorithm,
@@ -316,7 +322,7 @@ def _try(
         metrics=False,
         callbacks=[on_row],
     )
-    return result.metrics["upper_loss"]
+    return result.metrics["validation_loss"]
 
 
 def _finished(study: Any, algorithm: Algorithm, space: Space) -> list[Trial]:
@@ -363,7 +369,7 @@ def _write(tuned: Tuned, built: Built) -> None:
     (tuned.folder / "best.toml").write_text(configuration.write(best.config()))
     with (tuned.folder / "trials.csv").open("w", newline="") as file:
         table = csv.writer(file)
-        table.writerow(["trial", "state", "rounds", "upper_loss", *tuned.space, "failure"])
+        table.writerow(["trial", "state", "rounds", "validation_loss", *tuned.space, "failure"])
         for number, t in enumerate(tuned.trials):
             settings = [plain(t.settings[name]) for name in tuned.space]
             table.writerow([number, t.state, t.rounds, t.value, *settings, t.failure])

@@ -304,6 +304,10 @@ def few_shot(
         said, losses = learn(x, *validation[1:])
         return {"accuracy": float(np.mean(np.asarray(said) == truth)), "loss": float(jnp.mean(losses))}
 
+    def choice(x: Any, y: Any) -> float:
+        """The loss on the validation alphabets, which nobody trains on."""
+        return float(jnp.mean(learn(x, *validation[1:])[1]))
+
     def details(results: Mapping[str, Any]) -> Details:
         trained, untrained = results["run"].x, model.init(jax.random.key(seed))
         rows: list[list[Any]] = []
@@ -333,6 +337,7 @@ def few_shot(
         [client(own) for own in made],
         batch_size=tasks_per_step,
         metrics=metrics,
+        choice=choice,
         name="few-shot",
         options={
             "data": data,
