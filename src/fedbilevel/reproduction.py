@@ -180,8 +180,8 @@ class Reproduction:
         """One run of it."""
         found: Mapping[str, Any] = {}
         if method.parameters == "found":
-            first = self.search.panels[0] if self.search is not None else ""
-            known = self.found.get((method.label, panel.title), self.found.get((method.label, first)))
+            of_method = {title: settings for (label, title), settings in self.found.items() if label == method.label}
+            known = of_method.get(panel.title, next(iter(of_method.values()), None))
             if known is None:
                 raise FedbilevelError(
                     f"{self.id}: nothing was found for {method.label} yet: fedbilevel reproduce {self.id} --search."
