@@ -18,7 +18,7 @@ from helpers import identical, largest_difference, sample_weights
 FAST = {"fedbio", "fednest", "simfbo", "primal-dual", "fedbio-local"}
 
 
-MORE = FAST | {"fedbioacc", "mefbo", "fedmsa", "aggitd", "sustain"}  # one of every kind of memory, loop and momentum
+MORE = FAST | {"fedbioacc", "mefbo", "sustain"}  # one of every kind of memory, loop and momentum
 
 
 def entry_of(name: str, fast: set[str] = FAST) -> Any:

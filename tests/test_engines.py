@@ -214,6 +214,7 @@ def test_uploads_are_not_stacked_unless_asked_for() -> None:
 RESAMPLED = [Uniform(3, resample=True), Independent(0.5, resample=True), Uniform(3, replacement=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cohort", [*RESAMPLED, Uniform(6, replacement=True, resample=True)], ids=str)
 def test_engines_agree_on_new_cohorts_and_on_replacement(cohort: Any) -> None:
     """Clients drawn twice count twice and are asked once."""

@@ -53,6 +53,7 @@ def test_one_client_and_one_step_is_centralised(steps: dict[str, float]) -> None
     assert largest_difference((result.x, result.y), (x, y)) < 1e-13
 
 
+@pytest.mark.slow
 def test_equal_clients_merge_into_one_with_their_weights(steps: dict[str, float]) -> None:
     doubled = permuted(T1, [0, 0, 1])
     merged = replace(permuted(T1, [0, 1]).task(), weights=[2, 1])
@@ -73,12 +74,14 @@ def test_a_client_that_never_takes_part_changes_nothing(kind: Any, engine: Any, 
     assert identical((a.x, a.y), (b.x, b.y))
 
 
+@pytest.mark.slow
 def test_how_rounds_are_divided_into_calls_does_not_matter(steps: dict[str, float]) -> None:
     task = sample_weights()
     a, b = (solve(task, fb.FedBiOAcc, steps, rounds=12, every=k) for k in (1, 5))
     assert identical((a.x, a.y), (b.x, b.y))
 
 
+@pytest.mark.slow
 def test_nothing_is_compiled_twice(steps: dict[str, float]) -> None:
     """Neither for later rounds, nor another number of rounds, nor another seed of the run or of the task."""
     options = {"clients": 7, "hidden": 0}
@@ -90,6 +93,7 @@ def test_nothing_is_compiled_twice(steps: dict[str, float]) -> None:
     assert traces[before:] == ["start", "advance"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_private_blocks_are_the_shared_vector_with_larger_steps(kind: Any) -> None:
     """With one local step, a private x moves like the shared one if its step is 1/M of it: averaging divides by M."""

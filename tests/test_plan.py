@@ -22,6 +22,7 @@ def test_fedbio(p: int, d: int, I: int) -> None:  # noqa: E741
     assert cost.oracles == {"Gf": 2 * I, "Gg": I, "J": I, "H": I}
 
 
+@pytest.mark.slow
 @sizes
 def test_fedbioacc(p: int, d: int, I: int) -> None:  # noqa: E741
     task = Quadratic.random(clients=2, p=p, d=d).task()

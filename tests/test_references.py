@@ -199,6 +199,7 @@ def test_momenta_start_as_the_first_gradients() -> None:
     np.testing.assert_allclose(d.y.tree, T1.mean(T1.A) @ y - T1.mean(T1.B) @ x - T1.mean(T1.b), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_mrbo_is_sustain_with_the_full_series() -> None:
     task = as_rows(Quadratic.random(clients=4, p=3, d=4), 2, 1)
     a, b = (after(task, a, 5) for a in (SUSTAIN(terms=4, full_series=True), MRBO(neumann_steps=3)))

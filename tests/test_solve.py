@@ -133,6 +133,7 @@ def test_a_given_private_start_reaches_its_owners(engine: Any) -> None:
     np.testing.assert_allclose(result.x, x)
 
 
+@pytest.mark.slow
 def test_single_precision_stays_single() -> None:
     task = fb.tasks.data_cleaning(hidden=0, clients=3)
     double = task.problem
