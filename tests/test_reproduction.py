@@ -170,6 +170,8 @@ def test_the_verdict_follows_from_the_claims(done: reproduction.Reproduced) -> N
     assert verdict(with_claim(ends[0])) == "reproduced"
     assert verdict(with_claim(ends[3])) == "reproduced with other parameters (ours)"
     assert verdict(with_claim(123.0)) == "not reproduced (0 of 1 claims hold)"
+    question = replace(done, reproduction=replace(SMALL, claims=[claim(ends[0]), replace(claim(123.0), ours=True)]))
+    assert verdict(question) == "reproduced"  # a question of our own is not in it
     assert "smoke" in verdict(replace(done, reproduction=replace(SMALL, claims=[claim(ends[0])], smoke=True)))
     assert set(judged(with_claim(1.0))) == {"printed", "ours"}
 

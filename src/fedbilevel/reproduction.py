@@ -110,7 +110,8 @@ class Claim:
     - "spread": over the panels, the first method varies least (largest minus smallest);
     - "trend": from panel to panel, the first method minus the second (or the first alone) is "rising" or "falling".
 
-    ``over`` = "rounds" takes the mean over all rounds instead of a column's moment: who is ahead on the way.
+    ``over`` = "rounds" takes the mean over all rounds instead of a column's moment: who is ahead on the way. A claim
+    that is ``ours`` is a question of our own: it is answered, and does not enter the verdict.
     """
 
     words: str
@@ -123,6 +124,7 @@ class Claim:
     most: float | None = None
     direction: str = "rising"
     over: str = "end"
+    ours: bool = False
 
 
 @dataclass(frozen=True)
@@ -521,7 +523,7 @@ def verdict(done: Reproduced) -> str:
     """One of three: it follows from the claims and nothing else."""
     if done.reproduction.smoke:
         return "none, this was a smoke run"
-    by = judged(done)
+    by = {kind: [each for each in claims if not each.claim.ours] for kind, claims in judged(done).items()}
     if all(each.holds for each in by.get("printed", ())) and "printed" in by:
         return "reproduced"
     for kind, claims in by.items():
