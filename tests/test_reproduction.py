@@ -277,3 +277,22 @@ def test_the_toy_shows_what_its_first_figure_claims() -> None:
     for name in ("FedNest", "RFHO", "SUSTAIN"):
         assert ends[name, "K = 1"] - least > 0.005
         assert abs(ends[name, "K = 10"] - least) < 0.8 * (ends[name, "K = 1"] - least)
+
+
+def test_the_summary_says_what_the_pages_say() -> None:
+    """Every experiment is in the table, with the verdict of its page."""
+    root = Path(__file__).parents[1]
+    summary = (root / "docs" / "reproduction.md").read_text()
+    rows = {
+        row[1].strip("[] ").split("]")[0]: row
+        for row in (line.split("|") for line in summary.splitlines())
+        if len(row) > 4
+    }
+    for id in reproduction.known():
+        page = root / "reproduction" / f"{id}.md"
+        said = rows[id][4].strip()
+        if page.exists():
+            assert f"**Verdict: {said}.**" in page.read_text(), id
+            assert f"({'../reproduction/' + id}.md)" in rows[id][1]
+        else:
+            assert said == "not run yet", id

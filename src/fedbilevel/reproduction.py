@@ -160,6 +160,7 @@ class Reproduction:
     panels: Sequence[Panel]
     methods: Sequence[Method]
     claims: Sequence[Claim]
+    first_seed: int = 0  # where parameters were tried out on the first ones
     differences: str = ""
     remarks: str = ""
     curves: Sequence[str] = ()
@@ -314,7 +315,7 @@ def run(
         name = _slug(f"{panel.title} {method.label} {method.parameters}")
         some = [
             (Place(folder / f"{name}-seed{seed}", made.experiment(panel, method, seed)), seed)
-            for seed in range(min(method.seeds or made.seeds, made.seeds))
+            for seed in range(made.first_seed, made.first_seed + min(method.seeds or made.seeds, made.seeds))
         ]
         some[0][0].experiment.build().check()  # refuses what is wrong before anything is run
         _check_same(some[0][0])
@@ -593,7 +594,8 @@ def _page(done: Reproduced, command: str) -> str:
         "",
         f"    {command}",
         "",
-        f"with `src/fedbilevel/experiments/{made.id}.toml`: seeds 0 to {made.seeds - 1}, "
+        f"with `src/fedbilevel/experiments/{made.id}.toml`: seeds {made.first_seed} to "
+        f"{made.first_seed + made.seeds - 1}, "
         f"{len(done.members)} runs, {done.minutes:.0f} minutes of computing on {cores} cores (both are used, so about "
         f"{done.minutes / min(2, cores or 1):.0f} minutes of waiting), fedbilevel {version('fedbilevel')}.",
     ]
