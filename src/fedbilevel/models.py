@@ -225,8 +225,12 @@ def convolve(images: jax.Array, filters: jax.Array, stride: int = 1, padding: in
         starts = [(i, j) for i in range(tall) for j in range(wide)]
         last = lambda start, count: start + stride * (count - 1) + 1
         shifted = [images[:, i : last(i, down) : stride, j : last(j, across) : stride] for i, j in starts]
+        matrix = filters.reshape(size, outputs)
+        if channels == 1:  # whole lines of pixels are copied, where patches in rows are put together pixel by pixel
+            patches = jnp.stack([pixels[..., 0] for pixels in shifted]).reshape(size, -1)
+            return jnp.tensordot(patches, matrix, (0, 0)).reshape(-1, down, across, outputs)
         patches = jnp.concatenate(shifted, axis=3).reshape(-1, size)
-        return (patches @ filters.reshape(size, outputs)).reshape(-1, down, across, outputs)
+        return (patches @ matrix).reshape(-1, down, across, outputs)
 
     group = _images_at_once(rows, down * across * size * images.dtype.itemsize)
     if group == rows:
