@@ -10,7 +10,8 @@ import pytest
 
 import fedbilevel as fb
 from fedbilevel.engines import messages
-from fedbilevel.engines.local import Blocks, Local
+from fedbilevel.engines.local import Local
+from fedbilevel.engines.messaging import Blocks
 from fedbilevel.engines.participation import Everyone, Fixed, Independent, Uniform, participation
 from fedbilevel.engines.simulation import Simulation, _advance
 from fedbilevel.solve import traffic

@@ -102,6 +102,7 @@ class Plan(NamedTuple):
     once: int = 0
     # Exchanges in the bodies of loops, of init and of a round.
     loops: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    server: Any = None  # shapes of the server's state
 
     def at(self, repeats: int) -> "Plan":
         """The plan of a round whose loops of random length run so often."""
@@ -350,7 +351,8 @@ def _trace(program: Program, structure: Any, shapes: tuple[tuple[tuple[int, ...]
         program.algorithm.round(later, server)
         once = sum(e.bytes_down for e in first.exchanges) - sum(e.bytes_down for e in later.exchanges)
         plan = Plan(x.size, y.size, tuple(at_start.exchanges), tuple(later.exchanges), once)
-        found.append(plan._replace(loops=(tuple(at_start.loops), tuple(later.loops))))
+        shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), server)
+        found.append(plan._replace(loops=(tuple(at_start.loops), tuple(later.loops)), server=shapes))
 
     jax.eval_shape(dry_run, data)
     return found[0]
