@@ -47,7 +47,7 @@ class Flaky(Local):
 
     accidents: dict[tuple[int, str, int], str]
 
-    def ask(self, messages: Any) -> Any:
+    def ask(self, messages: Any, kind: str) -> Any:
         answers: dict[int, bytes | str] = {}
         for client, message in messages.items():
             header = decode(message)[0]

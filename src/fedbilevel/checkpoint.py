@@ -38,7 +38,8 @@ class Checkpoints:
 
     Args:
         folder: holds nothing but the checkpoints of one run.
-        seconds: the least time between two; one is always saved at the end of a run and when it is interrupted.
+        seconds: the least time between two, 0 is one after every round; one is always saved at the end of a run and
+            when it is interrupted.
         keep: how many files stay, the newest ones.
     """
 

@@ -26,6 +26,7 @@ from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.engines.participation import participation
 from fedbilevel.engines.plan import Plan, plan, shared_accounting
 from fedbilevel.errors import FedbilevelError, FedbilevelWarning
+from fedbilevel.federation.cli import app as federation
 from fedbilevel.progress import Display
 from fedbilevel.records import plain_json
 from fedbilevel.tasks import TASKS
@@ -33,6 +34,7 @@ from fedbilevel.tasks import TASKS
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Federated bilevel optimization."
 )
+app.add_typer(federation, name="federation")
 console = Console()
 
 Set = Annotated[

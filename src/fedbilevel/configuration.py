@@ -15,7 +15,11 @@ from fedbilevel.errors import FedbilevelError, UnknownName
 TABLES = ("task", "algorithm", "run")
 
 
-def read(path: Path) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+FEDERATION = ("federation", "schema")
+"""The tables that only a federation of parties with their own data has."""
+
+
+def read(path: Path, federated: bool = False) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """The tables of an experiment file, and where every key stands: {"task.name": "my.toml, line 2: "}."""
     try:
         text = path.read_text()
@@ -28,17 +32,23 @@ def read(path: Path) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
         raise FedbilevelError(f"{path} is no valid TOML: {error}.") from None
     places = {key: f"{path}, line {line}: " for key, line in _lines(text).items()}
     content.pop("fedbilevel", None)  # the version that wrote it
+    known = (*TABLES, *FEDERATION) if federated else TABLES
     for table, keys in content.items():
-        if table not in TABLES:
-            raise UnknownName("table", table, TABLES, places.get(table, f"{path}: "))
+        if table in FEDERATION and not federated:
+            raise FedbilevelError(
+                f"{places.get(table, '')}[{table}] is for separate parties: run this file with 'fedbilevel federation "
+                f"run {path}', or leave the table out."
+            )
+        if table not in known:
+            raise UnknownName("table", table, known, places.get(table, f"{path}: "))
         if not isinstance(keys, dict):
             raise FedbilevelError(
                 f'{places.get(table, "")}{table} is a table: write [{table}] and below it name = "...".'
             )
         for key, value in keys.items():
-            if isinstance(value, dict):
+            if isinstance(value, dict) and table in TABLES:
                 raise UnknownName("table", f"{table}.{key}", TABLES, places.get(f"{table}.{key}", f"{path}: "))
-    tables = {table: content.get(table, {}) for table in TABLES}
+    tables = {table: content.get(table, {}) for table in known}
     if not isinstance(tables["task"].get("name"), str):
         raise FedbilevelError(f'{path} does not say which task: write [task] and below it name = "data-cleaning".')
     return tables, places

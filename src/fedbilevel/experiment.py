@@ -114,8 +114,10 @@ class Experiment:
     def _at(self, key: str) -> str:
         return self.places.get(key, "")
 
-    def build(self) -> "Built":
-        """Make the task and the algorithm; refuses unknown names and wrong types."""
+    def build(self, make: Callable[..., Task] | None = None) -> "Built":
+        """Make the task and the algorithm; refuses unknown names and wrong types. The task is made by the function of
+        its name, or by the one given.
+        """
         check_seed(self.seed)
         if self.rounds is not None and self.rounds < 1:
             raise FedbilevelError(f"{self._at('run.rounds')}rounds must be at least 1, but is {self.rounds}.")
@@ -124,9 +126,10 @@ class Experiment:
         for name in self.trackers:
             if name not in TRACKERS:
                 raise UnknownName("tracker", name, TRACKERS, self._at("run.trackers"))
-        if self.task not in TASKS:
-            raise UnknownName("task", self.task, TASKS, self._at("task.name"))
-        make = TASKS[self.task]
+        if make is None:
+            if self.task not in TASKS:
+                raise UnknownName("task", self.task, TASKS, self._at("task.name"))
+            make = TASKS[self.task]
         options = {name: p.default for name, p in inspect.signature(make).parameters.items()}
         if self.algorithm is not None:
             self._check_settings(self.algorithm, options)
@@ -146,7 +149,7 @@ class Experiment:
         rounds, sample = self.rounds or task.rounds, self.sample or task.sample
         every = interval(rounds, self.every)
         whole = dataclasses.replace(self, algorithm=name, rounds=rounds, sample=sample, every=every)
-        return Built(whole, task, kind(**chosen), for_task)
+        return Built(whole, task, kind(**chosen), {**options, **for_task})
 
     def _check_settings(self, algorithm: str, options: Mapping[str, Any]) -> tuple[type[Algorithm], dict[str, Any]]:
         """The algorithm and its hyper-parameters; refuses settings that nobody knows, or two."""
@@ -226,13 +229,12 @@ class Built(NamedTuple):
     experiment: Experiment
     task: Task
     algorithm: Algorithm
-    options: Mapping[str, Any]  # what the task was made with, where it is not the default
+    options: Mapping[str, Any]  # what the task was made with
 
     def config(self) -> dict[str, dict[str, Any]]:
         """All of it as tables: what ``config.toml`` holds, and what an experiment file may hold."""
-        signature = inspect.signature(TASKS[self.experiment.task]).parameters
         # A task knows best what became of its options, such as a default that depends on the data set.
-        options = {n: self.task.options.get(n, self.options.get(n, p.default)) for n, p in signature.items()}
+        options = {name: self.task.options.get(name, value) for name, value in self.options.items()}
         if options.get("seed") == self.experiment.seed:
             del options["seed"]  # it follows the seed of the run
         hyper = {f.name: getattr(self.algorithm, f.name) for f in dataclasses.fields(self.algorithm)}

@@ -40,6 +40,7 @@ class Engine(Protocol):
     def start(self, seed: int, x: Any = None, y: Any = None) -> Any: ...
     def advance(self, state: Any, rounds: int) -> Any: ...
     def solution(self, state: Any) -> tuple[Any, Any]: ...
+    def metrics(self, state: Any) -> Mapping[str, Any]: ...
     def arrays(self, state: Any) -> dict[str, np.ndarray]: ...
     def restore(self, arrays: Mapping[str, np.ndarray]) -> Any: ...
 
@@ -154,7 +155,7 @@ def solve(
 
     def evaluate(state: Any) -> None:
         nonlocal began
-        row = observe(task, runner, state, time.perf_counter() - began, metrics)
+        row = observe(runner, state, time.perf_counter() - began, metrics)
         paused = time.perf_counter()
         row |= measure(watched, Snapshot(runner, state))
         began += time.perf_counter() - paused
@@ -194,7 +195,8 @@ def solve(
             if not bool(new.finite):
                 raise diverged(algorithm, new) from Stopped(f"stopped after round {now}", result(state))
             state = new
-            at_once = 2 * at_once if time.perf_counter() - called < 0.25 else max(1, at_once // 2)
+            if checkpoints is None or checkpoints.seconds > 0:  # otherwise every round is saved
+                at_once = 2 * at_once if time.perf_counter() - called < 0.25 else max(1, at_once // 2)
         save(state)
     except KeyboardInterrupt as interrupt:
         interrupts.seen()
@@ -211,11 +213,11 @@ def interval(rounds: int, every: int | None) -> int:
     return every or max(1, rounds // 50)
 
 
-def observe(task: Task, engine: Engine, state: Any, seconds: float, metrics: bool) -> Row:
+def observe(engine: Engine, state: Any, seconds: float, metrics: bool) -> Row:
     """A row of the history without diagnostics: what was spent, and the task's metrics if they are wanted."""
     row: Row = {"round": int(state.round), **traffic(engine.plan, state), "seconds": seconds}
-    if metrics and task.metrics is not None:
-        row |= {name: float(value) for name, value in task.metrics(*engine.solution(state)).items()}
+    if metrics:
+        row |= {name: float(value) for name, value in engine.metrics(state).items()}
     return row
 
 

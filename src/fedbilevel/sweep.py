@@ -149,7 +149,7 @@ def _lanes(
 
     def evaluate(number: int, state: Any) -> None:
         engine, seconds = engines[number], time.perf_counter() - began
-        row = observe(task, engine, state, seconds, metrics)
+        row = observe(engine, state, seconds, metrics)
         histories[number].append(row | measure(watched, Snapshot(engine, state)))
 
     def look(states: Any, before: Any) -> None:

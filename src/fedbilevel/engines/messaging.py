@@ -7,8 +7,9 @@ only.
 """
 
 import itertools
+import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -79,6 +80,18 @@ class Failure(NamedTuple):
     method: str
     client: int
     reason: str
+
+
+class Served(NamedTuple):
+    """One exchange as it went: who answered, who did not and why, what was sent, and how long it took."""
+
+    round: int
+    method: str
+    answered: tuple[str, ...]
+    failed: dict[str, str]
+    bytes_down: int
+    bytes_up: int
+    seconds: float
 
 
 class State(NamedTuple):
@@ -169,6 +182,8 @@ class _Scope:
         self.served, self.calls = served.copy(), calls.copy()
         self.sent, self.scopes = 0, 0
         self.asked: set[int] = set()
+        self.answers: dict[int, int] = {}  # how often each client answered in this round
+        self.failed: set[int] = set()
         self.projections: dict[str, dict[str, float]] = {}
 
 
@@ -197,6 +212,9 @@ class _Clients(Clients):
             cohort = engine.cohort(engine.program.participation, resample(key, engine.program)[0])
             engine.forget()
         scope.asked.update(cohort.ids)
+        # Who failed does not know what the others know of this round; what is in its memory is of no use before the
+        # next one.
+        able = [m for m in cohort.ids if m not in scope.failed or not engine.program.holds]
         check_each(broadcast, engine.program.participation)
         number = scope.exchange
         exchange = engine.plan.all[number]
@@ -211,7 +229,7 @@ class _Clients(Clients):
             "attempt": engine.attempt(scope.round),
             "committed": scope.round - 1,
         }
-        uploads = engine.exchange(header, exchange, broadcast, key, cohort.ids, scope.round)
+        uploads = engine.exchange(header, exchange, broadcast, key, cohort.ids, able, scope)
         scope.served[number] += len(cohort.ids)
         scope.calls[number] += 1
         scope.exchange += 1
@@ -269,8 +287,10 @@ class _Clients(Clients):
 class Transport(Protocol):
     """How a server reaches its clients."""
 
-    def ask(self, messages: Mapping[int, bytes]) -> dict[int, bytes | str]:
-        """Send each client its message at the same time; its answer, or why there is none."""
+    def ask(self, messages: Mapping[int, bytes], kind: str) -> dict[int, bytes | str]:
+        """Send each client its message at the same time; its answer, or why there is none. Messages of one kind are
+        answered by the same program.
+        """
         ...
 
 
@@ -285,6 +305,8 @@ class Messaging:
         server_data: the rows of the server, if the problem has any.
         quorum: the least number of valid answers of an exchange; with fewer, the run stops.
         run: the name under which clients keep what is theirs.
+        names: what the clients are called in messages to people.
+        served: called after every exchange.
     """
 
     def __init__(
@@ -296,7 +318,11 @@ class Messaging:
         server_data: Data | None = None,
         quorum: int = 1,
         run: str = "",
+        names: Sequence[str] = (),
+        served: Callable[[Served], object] = lambda _: None,
     ) -> None:
+        self.served = served
+        self.names = list(names) or [f"client {m}" for m in range(len(weights))]
         self.program, self.plan, self.weights, self.transport = program, plan, weights, transport
         self.server_data, self.quorum, self.run = server_data, quorum, run
         self.failures: list[Failure] = []
@@ -313,7 +339,8 @@ class Messaging:
     ) -> dict[int, tuple[dict[str, Any], dict[str, np.ndarray]]]:
         """Send headers and arrays; answers of clients that cannot be reached are errors, too."""
         encoded = {client: encode(*message) for client, message in messages.items()}
-        answers = self.transport.ask(encoded)
+        kinds = (f"{header['action']} {header.get('exchange', '')}".strip() for header, _ in messages.values())
+        answers = self.transport.ask(encoded, next(kinds, ""))
         self.bytes_down += sum(map(len, encoded.values()))
         self.bytes_up += sum(len(answer) for answer in answers.values() if isinstance(answer, bytes))
         found = {}
@@ -331,24 +358,35 @@ class Messaging:
         return self._serials[id(leaf)][0]
 
     def exchange(
-        self, header: dict[str, Any], exchange: Exchange, broadcast: Any, key: Key, ids: list[int], round: int
+        self,
+        header: dict[str, Any],
+        exchange: Exchange,
+        broadcast: Any,
+        key: Key,
+        ids: list[int],
+        able: list[int],
+        scope: _Scope,
     ) -> dict[int, Any]:
-        """Send one message to each client, with what it does not hold yet, and gather the answers; failures are left
-        out and noted.
+        """Send one message to each client that is able to answer, with what it does not hold yet, and gather the
+        answers; failures are left out and noted.
         """
+        round = scope.round
+        began, known, down, up = time.perf_counter(), len(self.failures), self.bytes_down, self.bytes_up
         shapes = without(exchange.upload, self.program.private)
         own_key = {"key": np.asarray(jax.random.key_data(key))}
         headers: dict[int, dict[str, Any]] = {}
         leaves: dict[int, dict[str, Any]] = {}
         for position, client in enumerate(ids):
-            if not all(part.alive is None or part.alive[position] for part in broadcast if isinstance(part, Each)):
+            alive = all(part.alive is None or part.alive[position] for part in broadcast if isinstance(part, Each))
+            if not alive or client not in able:
                 continue
             parts = tuple(part.row(position) if isinstance(part, Each) else part for part in broadcast)
             blocks = {str(n): part.terms for n, part in enumerate(split_vectors(parts)[0]) if is_block(part)}
             leaves[client] = named_leaves(without(parts, is_block))
             serials = {name: self._serial(leaf) for name, leaf in leaves[client].items()}
             late = {"late": self._late[client]} if client in self._late else {}
-            headers[client] = {**header, **late, "serials": serials, "blocks": blocks}
+            answers = {"answers": scope.answers.get(client, 0)}
+            headers[client] = {**header, **late, **answers, "serials": serials, "blocks": blocks}
 
         def message(client: int) -> tuple[dict[str, Any], dict[str, Any]]:
             new = {k: a for k, a in leaves[client].items() if self._serial(a) not in self._held[client]}
@@ -378,11 +416,18 @@ class Messaging:
                 self.failures.append(Failure(round, header["method"], client, reason))
         else:
             uploads = strange  # not one client's fault: the run diverges
+        scope.answers |= {client: scope.answers.get(client, 0) + 1 for client in uploads}
+        scope.failed.update(failure.client for failure in self.failures[known:])
+        failed = {self.names[client]: "it failed before in this round." for client in ids if client not in able}
+        failed |= {self.names[failure.client]: failure.reason for failure in self.failures[known:]}
+        answered = tuple(self.names[client] for client in uploads)
+        sent = (self.bytes_down - down, self.bytes_up - up)
+        self.served(Served(round, header["method"], answered, failed, *sent, time.perf_counter() - began))
         if len(uploads) < max(1, self.quorum):
-            reason = self.failures[-1]
+            reason = self.failures[-1] if self.failures else Failure(round, header["method"], ids[0], "it is away.")
             raise NoQuorum(
                 f"round {round}: {'no client' if not uploads else f'only {len(uploads)} of {len(ids)} clients'} "
-                f"answered '{header['method']}'; client {reason.client} said: {reason.reason}"
+                f"answered '{header['method']}'; {self.names[reason.client]}: {reason.reason}"
             )
         return uploads
 
@@ -411,9 +456,11 @@ class Messaging:
             own = jax.tree.map(lambda a, m=m: a[m], x) if self.program.problem.private_x else x
             given = named_leaves({name: tree for name, tree in (("x", own), ("y", y)) if tree is not None})
             messages[m] = (header, {**{k: np.asarray(v) for k, v in given.items()}, **init_key})
-        for m, (answer, _) in self._ask(messages).items():
-            if "error" in answer:
-                raise FedbilevelError(f"client {m} could not join: {answer['error']}")
+        away = {m: answer["error"] for m, (answer, _) in self._ask(messages).items() if "error" in answer}
+        # At the start everybody has to be there; later those who are away fail exchanges, no more.
+        if away and (committed is None or len(messages) - len(away) < max(1, self.quorum)):
+            m, reason = next(iter(away.items()))
+            raise NoQuorum(f"{self.names[m]} could not join: {reason}")
 
     def cohort(self, participation: Participation, key: Key) -> _Cohort:
         """Who takes part."""
@@ -444,7 +491,7 @@ class Messaging:
             "projections": scope.projections,
             "held": sorted(kept),
         }
-        answers = self._ask({m: (header, {}) for m in sorted({*ids, *scope.asked})})
+        answers = self._ask({m: (header, {}) for m in sorted({*ids, *scope.asked} - scope.failed)})
         for client, (answer, _) in answers.items():
             if "error" in answer:
                 self._late[client] = header
@@ -474,6 +521,17 @@ class Messaging:
         named = named_leaves({**state._asdict(), "key": jax.random.key_data(state.key), "server": self._public(state)})
         return {name: np.asarray(leaf) for name, leaf in named.items()}
 
+    def evaluate(self, state: State) -> dict[int, dict[str, float]]:
+        """What every client that answers finds of the current solution, on rows of its own."""
+        public = {k: np.asarray(leaf) for k, leaf in named_leaves(self._public(state)).items()}
+        header = {"action": "evaluate", "round": state.round}
+        answers = self._ask(dict.fromkeys(range(len(self.weights)), (header, public)))
+        return {
+            m: {name: float(value) for name, value in reply.items()}
+            for m, (answer, reply) in answers.items()
+            if "error" not in answer
+        }
+
     def _public(self, state: State) -> Any:
         return without(state.server, is_block)
 
@@ -497,3 +555,29 @@ class Messaging:
         round, finite = int(known["round"]), bool(known["finite"])
         self._join(key, None, None, round)
         return State(key, jax.tree.unflatten(structure, whole), round, finite, known["served"], known["calls"])
+
+    def solution(self, state: State) -> tuple[Any, Any]:
+        """The current x and y in the user's structure; private blocks and local y are gathered from clients that
+        reveal them.
+        """
+        remembers = self.program.algorithm.remembers == "run"
+        if not remembers and not any(is_block(part) for part in split_vectors(state.server)[0]):
+            x, y = self.program.algorithm.solution(state.server, None)
+            return x.tree, y.tree
+        parts, structure = split_vectors(state.server)
+        blocks = {str(n): part.terms for n, part in enumerate(parts) if is_block(part)}
+        header = {"action": "reveal", "blocks": blocks, "round": state.round}
+        answers = [reply for _, reply in self._ask({m: (header, {}) for m in range(len(self.weights))}).values()]
+        stacked = {name: jnp.stack([answer[name] for answer in answers]) for name in answers[0]}
+        x0, y0 = jax.eval_shape(self.program.problem.start, state.key)
+        memory = jax.eval_shape(self.program.algorithm.memory, x0, y0) if remembers else None
+        shapes = jax.tree.map(
+            lambda s: jax.ShapeDtypeStruct((len(self.weights), *s.shape), s.dtype),
+            {"blocks": dict.fromkeys(blocks, x0.tree), "memory": memory},
+        )
+        seen = rebuild(shapes, stacked)
+        whole = [
+            Vector(seen["blocks"][str(n)], "x", owned=True) if is_block(part) else part for n, part in enumerate(parts)
+        ]
+        x, y = self.program.algorithm.solution(jax.tree.unflatten(structure, whole), seen["memory"])
+        return x.tree, y.tree

@@ -1,5 +1,6 @@
 """A client of a federation: its data, its memory, its blocks of a private x, behind one door for messages."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -44,20 +45,36 @@ class Party:
     """One client. Its only door is :meth:`handle`.
 
     Everything between two commits is provisional: a message of another attempt at a round begins again with what was
-    kept, and if the server went back, so does the client, by one round. With a folder, what is kept is on disk, and a
-    client that was started again goes on from there.
+    kept, and if the server went back, so does the client, by one round.
+
+    Args:
+        task: with this client's rows only.
+        algorithm: this client's own copy.
+        id, weight, clients: its number, its weight, and how many clients there are.
+        folder: where what is kept is on disk, so that a client that was started again goes on from there.
+        evaluate: ``evaluate(x, y) -> {name: number}`` on rows of its own; the numbers are sent.
+        reveals: whether it shows its block and memory to whoever asks; only for data that are nobody's.
     """
 
     def __init__(
-        self, task: Task, algorithm: Algorithm, id: int, weight: float, clients: int, folder: Path | None = None
+        self,
+        task: Task,
+        algorithm: Algorithm,
+        id: int,
+        weight: float,
+        clients: int,
+        folder: Path | None = None,
+        evaluate: Callable[[Any, Any], Mapping[str, float]] | None = None,
+        reveals: bool = False,
     ) -> None:
-        self.id, self.folder = id, folder
+        self.id, self.folder, self.evaluate, self.reveals = id, folder, evaluate, reveals
         self.program = Program(task.problem, algorithm, task.layout._replace(clients=clients), Everyone())
         self.data = task.data._replace(weights=jnp.asarray([weight]))
         self.plan = trace(self.program, self.data)
         self.run = ""
         self.kept: list[Kept] = []  # the last committed round, and the one before
         self.attempt = ""  # at which round the following belongs to
+        self.answers = 0
         self.memory: dict[str, Any] = {}  # by scope: a sub-cohort of one exchange may have a memory of its own
         self.blocks: dict[str, Any] = {}
         self.held: dict[str, np.ndarray] = {}
@@ -66,7 +83,13 @@ class Party:
         """Answer a message; whatever goes wrong is an answer with the reason."""
         try:
             header, arrays = decode(message)
-            actions = {"join": self._join, "run": self._run, "commit": self._commit, "reveal": self._reveal}
+            actions = {
+                "join": self._join,
+                "run": self._run,
+                "commit": self._commit,
+                "evaluate": self._evaluate,
+                "reveal": self._reveal,
+            }
             if header["action"] not in actions:
                 raise FedbilevelError(f"there is no action '{header['action']}'.")
             return encode({}, actions[header["action"]](header, arrays))
@@ -86,10 +109,16 @@ class Party:
         x, y = (self.program.problem.nearest(v) for v in (x, y))
         first = Kept(-1, {"start": x.tree}, self.program.algorithm.memory(x, y))
         committed = header.get("committed")
-        self.kept = [first] if committed is None else self._load(first)
-        if committed is None:
+        if committed is None and not header.get("again"):
+            self.kept = [first]
             self._save()
-        else:
+            return {}
+        self.kept = self._load(first)
+        if not self.kept:
+            if self.program.problem.private_x or self.program.algorithm.remembers == "run":
+                raise FedbilevelError("what it kept of this run is no longer here.")
+            self.kept = [first]  # nothing of this run is at clients only
+        if committed is not None:
             self._go_back(committed)
         return {}
 
@@ -102,6 +131,8 @@ class Party:
         if "late" in header:
             self._commit(header["late"], {})
         self._begin(header)
+        if header["answers"] != self.answers and self.program.holds:
+            raise FedbilevelError("it was started again in the middle of the round, and waits for the next one.")
         self._project(header["projections"])
         self.held.update({header["serials"][name]: array for name, array in arrays.items() if name != "key"})
         if any(serial not in self.held for serial in header["serials"].values()):
@@ -117,6 +148,7 @@ class Party:
             if self.program.private(part):
                 self.blocks[f"{header['slot']}.{number}"] = part.tree
         self.memory[scope] = memory
+        self.answers += 1
         return named_leaves(without(upload, self.program.private))
 
     def _begin(self, header: dict[str, Any]) -> None:
@@ -126,7 +158,7 @@ class Party:
         if not self.kept:
             raise FedbilevelError("it has not joined this run.")
         self._go_back(header["committed"])
-        self.attempt = header["attempt"]
+        self.attempt, self.answers = header["attempt"], 0
         self.blocks, self.memory = dict(self.kept[-1].blocks), {"run": self.kept[-1].memory}
 
     def _go_back(self, committed: int) -> None:
@@ -205,14 +237,42 @@ class Party:
                 kept = jax.tree.map(jnp.asarray, rebuild(shapes, arrays))
                 blocks = dict(zip(header["blocks"], kept["blocks"], strict=True))
                 found.append(Kept(header["round"], blocks, kept["memory"]))
-        if not found:
-            raise FedbilevelError("nothing of this run is kept here.")
         return sorted(found, key=lambda kept: kept.round)
 
-    def _reveal(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-        """Blocks and memory, for whoever runs all parties in one process and wants to see the result."""
+    def solution(self, round: int, arrays: Mapping[str, np.ndarray]) -> tuple[Any, Any]:
+        """x and y as this client knows them: by the public part of the server's state, its own block and memory."""
+        problem, kept = self.program.problem, self._kept_of(round)
+        shapes, structure = split_vectors(self.plan.server)
+        public = rebuild(without(self.plan.server, self.program.private), arrays)
+        shared = iter(split_vectors(jax.tree.map(jnp.asarray, public))[0])
+        stacked = lambda tree: jax.tree.map(lambda a: a[None], tree)  # as if there were no other clients
+        own = lambda n: Vector(stacked(self._combine({f"state.{n}": 1.0}, kept.blocks)), "x", owned=True)
+        whole = [own(n) if self.program.private(part) else next(shared) for n, part in enumerate(shapes)]
+        memory = stacked(kept.memory) if self.program.algorithm.remembers == "run" else None
+        found = self.program.algorithm.solution(jax.tree.unflatten(structure, whole), memory)
+        likes = jax.eval_shape(problem.start, jax.random.key(0))
+        x, y = (
+            jax.tree.map(lambda a, like: a.reshape(like.shape), v.tree, like.tree)
+            for v, like in zip(found, likes, strict=True)
+        )
+        return x, y
+
+    def _kept_of(self, round: int) -> Kept:
         # The server may ask for the state before a round that went wrong.
-        kept = next((kept for kept in reversed(self.kept) if kept.round <= header["round"]), self.kept[0])
+        return next((kept for kept in reversed(self.kept) if kept.round <= round), self.kept[0])
+
+    def _evaluate(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+        """Numbers about the current solution on rows of its own."""
+        if self.evaluate is None:
+            return {}
+        numbers = self.evaluate(*self.solution(header["round"], arrays))
+        return {name: np.asarray(value, float) for name, value in numbers.items()}
+
+    def _reveal(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+        """Blocks and memory, for whoever runs all parties and wants to see the result."""
+        if not self.reveals:
+            raise FedbilevelError("what it keeps is not for others.")
+        kept = self._kept_of(header["round"])
         blocks = {name: self._combine(terms, kept.blocks) for name, terms in header["blocks"].items()}
         return named_leaves({"blocks": blocks, "memory": kept.memory})
 

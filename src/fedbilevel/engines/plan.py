@@ -56,12 +56,17 @@ class Program:
                     f"with weighting=True, x is one array with a weight for each of the {self.layout.clients} clients, "
                     f"but init gives the shape {shapes}."
                 )
-        chosen, keeps = self.participation, self.algorithm.remembers != "nothing" or self.problem.private_x
-        if keeps and (chosen.resample or getattr(chosen, "replacement", False)):
+        chosen = self.participation
+        if self.holds and (chosen.resample or getattr(chosen, "replacement", False)):
             raise FedbilevelError(
                 f"the clients of {name} keep something here, so that they must be the same for all exchanges of a "
                 "round: sample without resample and without replacement."
             )
+
+    @property
+    def holds(self) -> bool:
+        """Whether clients keep something from one exchange to the next."""
+        return self.algorithm.remembers != "nothing" or self.problem.private_x
 
     @property
     def first_participation(self) -> Participation:

@@ -470,3 +470,7 @@ class Simulation:
         """The current x and y in the user's structure."""
         x, y = self.program.algorithm.solution(state.server, state.memory)
         return x.tree, y.tree
+
+    def metrics(self, state: State) -> Mapping[str, Any]:
+        """What the task measures."""
+        return self.task.metrics(*self.solution(state)) if self.task.metrics is not None else {}

@@ -52,7 +52,9 @@ STEPS = {0.5: (3.0, 1.0, 0.1), 0.85: (30.0, 0.5, 0.1), 1.0: (100.0, 0.5, 0.1)}
 
 
 @cache  # tasks of equal shape share their compiled code, whatever their seed
-def _problem(model: Model, samples: int, clients: int, l2: float, weights: str, private: bool) -> Problem:
+def problem(model: Model, samples: int, clients: int, l2: float, weights: str, private: bool) -> Problem:
+    """The losses of both levels for so many samples per client, at most."""
+
     def upper(x: Any, y: Any, batch: Any) -> jax.Array:
         return cross_entropy(model.apply(y, batch["image"]), batch["label"]).mean()
 
@@ -237,7 +239,7 @@ def data_cleaning(
     steps = {"lr_upper": lr_upper, "lr_lower": lr_lower * lr / 0.5, "lr_adjoint": lr_adjoint * lr / 0.5}
     local = {f"local_{name}": step for name, step in steps.items()}
     return Task(
-        _problem(network, longest, clients, l2, weights, private),
+        problem(network, longest, clients, l2, weights, private),
         [client(m) for m in range(clients)],
         batch_size={"train": batch_size, "val": validation_batch or None},
         metrics=metrics,

@@ -58,7 +58,9 @@ def _loss(y: Any, batch: Any) -> jax.Array:
 
 
 @cache  # tasks of equal shape share their compiled code, whatever their seed
-def _problem(features: int, start: float, weakest: float, strongest: float) -> Problem:
+def problem(features: int, start: float, weakest: float, strongest: float) -> Problem:
+    """The losses of both levels for so many features; strengths start at ``start``."""
+
     def upper(x: Any, y: Any, batch: Any) -> jax.Array:
         return _loss(y, batch)
 
@@ -217,7 +219,7 @@ def regularization(
     # One step per round: more would drift apart on hospitals that differ, and the references shall be exact, too.
     training = FedAvg(lr_lower=0.6, local_steps=1)
     return Task(
-        _problem(len(names), start, weakest, strongest),
+        problem(len(names), start, weakest, strongest),
         [{"train": take(t), "val": take(v)} for t, v, _ in zip(*rows, strict=True)],
         batch_size=None,
         metrics=metrics,

@@ -1,0 +1,316 @@
+"""``fedbilevel federation ...``: what coordinators and sites type."""
+
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from fedbilevel.errors import FedbilevelError
+from fedbilevel.federation import project
+from fedbilevel.interrupts import Terminated
+
+app = typer.Typer(no_args_is_help=True, help="A real federation: separate parties, mutual TLS, on NVIDIA FLARE.")
+console = Console()
+
+Which = Annotated[
+    Path | None, typer.Option("--federation", help="Folder of the federation; default: the only one here.")
+]
+
+
+def _say(text: str) -> None:
+    console.print(f"{datetime.now():%H:%M:%S}  {escape(text)}", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def create(
+    file: Annotated[Path, typer.Argument(help="Who takes part, where the server is, and the experiment (TOML).")],
+    out: Annotated[Path | None, typer.Option(help="The folder to make; default: the name of the federation.")] = None,
+) -> None:
+    """Make certificates and a start-up kit for every party."""
+    from fedbilevel.federation.study import from_text
+
+    wanted = project.read(file)
+    folder = out or Path(wanted.name)
+    project.needs_flare()
+    _check_study(wanted.experiment, from_text)
+    kits = project.create(wanted, folder)
+    console.print(f"[bold]{wanted.name}[/bold]: everything is in {folder} (only you can read it).", highlight=False)
+    table = Table("kit", "send it to", "who then types")
+    for kit, (name, role) in zip(kits, wanted.parties.items(), strict=True):
+        typed = f"fedbilevel federation join {kit.name} --data FILE" if role == "site" else "(an administrator's kit)"
+        table.add_row(str(kit), name, typed)
+    console.print(table)
+    console.print(
+        f"A kit holds a private key: send each to its party only, over a channel you trust, not as plain e-mail.\n"
+        f"{folder} holds the key of the certificate authority: keep it, back it up, give it to nobody.\n"
+        f"The sites must be able to reach {wanted.host}, port {wanted.port} (TCP); they need no open port themselves.\n"
+        f"Next: fedbilevel federation start {folder}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _check_study(text: str, read: Any) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as place:
+        read(text, Path(place)).build()
+
+
+@app.command()
+def start(folder: Annotated[Path, typer.Argument(help="Folder of the federation.")]) -> None:
+    """Run the server, until Ctrl-C. Runs that were not finished go on."""
+    from fedbilevel.federation.coordinator import Coordinator
+
+    project.load(folder)
+    try:
+        Coordinator(folder, _say).serve()
+    except KeyboardInterrupt:
+        _say("stopped; runs go on when it is started again.")
+
+
+@app.command()
+def run(
+    experiment: Annotated[Path | None, typer.Argument(help="The experiment; default: the federation's own.")] = None,
+    federation: Which = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Follow the last run again, or go on with it.")] = False,
+    name: Annotated[str | None, typer.Option(help="Name of the run; default: by its date.")] = None,
+) -> None:
+    """Ask the server for a run, and follow it. Ctrl-C ends the following, not the run."""
+    from fedbilevel.federation import coordinator
+    from fedbilevel.federation.server import note, status
+
+    folder = project.find(federation)
+    if coordinator.pid(folder) is None:
+        raise FedbilevelError(f"the server does not run: start it with 'fedbilevel federation start {folder}'.")
+    if resume:
+        runs = sorted((folder / "runs").glob("*/run.json"), key=lambda path: status(path.parent).get("asked", 0))
+        named = [path.parent for path in runs if name in (None, path.parent.name)]
+        if not named:
+            raise FedbilevelError(f"{folder} has no run to go on with.")
+        place = named[-1]
+        if status(place).get("status") in ("failed", "stopped"):
+            note(place, status="wanted")
+    else:
+        path = experiment
+        if path is None:
+            path = folder / "experiment.toml"
+            path.write_text(project.load(folder).experiment)
+        if not path.is_file():
+            raise FedbilevelError(f"there is no experiment file {path}.")
+        place = coordinator.want(folder, path, name or f"{datetime.now():%Y%m%d-%H%M%S}")
+    follow(place)
+
+
+def follow(place: Path) -> dict[str, Any]:
+    """Show how a run goes on until it ends."""
+    from fedbilevel.federation.server import status
+    from fedbilevel.records import read
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[seen]}"))
+    try:
+        with Progress(*columns, TimeElapsedColumn(), console=console) as bars:
+            bar = bars.add_task("waiting", total=None, seen="")
+            while True:
+                known = status(place)
+                word = known.get("status", "wanted")
+                rows = read(place)
+                seen = known.get("waits") or ""
+                if rows:
+                    shown = [k for k in known.get("headline", {}) if k in rows[-1]]
+                    seen = ", ".join(f"{k} {rows[-1][k]:.4g}" for k in shown if rows[-1][k] is not None)
+                done = rows[-1]["round"] if rows else 0
+                bars.update(bar, description=word, total=known.get("rounds"), completed=done, seen=seen)
+                if word in ("finished", "failed", "stopped"):
+                    break
+                time.sleep(0.3)
+    except KeyboardInterrupt as interrupt:
+        console.print(
+            f"The run goes on at the server. Follow it again: fedbilevel federation run --resume --federation "
+            f"{place.parent.parent}",
+            soft_wrap=True,
+            highlight=False,
+        )
+        raise SystemExit(143 if isinstance(interrupt, Terminated) else 130) from None
+    for name, reason in known.get("refused", {}).items():
+        console.print(f"{name}: {escape(reason)}", highlight=False, soft_wrap=True)
+    if known["status"] != "finished":
+        raise FedbilevelError(f"the run {place.name} {known['status']}: {known.get('failure', '')}")
+    show(place)
+    return known
+
+
+def show(place: Path) -> None:
+    """The result of a run."""
+    from fedbilevel.federation.server import status
+    from fedbilevel.records import read
+
+    known, rows = status(place), read(place)
+    last = rows[-1]
+    table = Table(title=f"{known['task']}, {known['title']}, round {last['round']}", title_justify="left")
+    table.add_column("")
+    sites = known["sites"]
+    names = [n for n in last if all(f"{n}_{site}" in last for site in sites)]
+    for name in names or known.get("headline", {}):
+        table.add_column(known.get("headline", {}).get(name, name), justify="right")
+    number = lambda value: "-" if value is None else f"{value:.4f}"
+    if names:
+        for site in sites:
+            table.add_row(site, *(number(last[f"{n}_{site}"]) for n in names))
+        table.add_section()
+    table.add_row("all, mean" if names else "all", *(number(last.get(n)) for n in names or known.get("headline", {})))
+    console.print(table)
+    sent = known["summary"]
+    console.print(
+        f"{sent['bytes_down'] / 1e6:.2f} MB to the sites, {sent['bytes_up'] / 1e6:.2f} MB from them. "
+        f"Results in [bold]{place}[/bold]",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+@app.command("status")
+def show_status(federation: Which = None) -> None:
+    """Who is connected, and how runs are."""
+    from fedbilevel.federation import coordinator
+    from fedbilevel.federation.server import status
+
+    folder = project.find(federation)
+    known = project.load(folder)
+    alive = coordinator.pid(folder)
+    connected = coordinator.state(folder).get("connected", []) if alive else []
+    word = f"runs (process {alive})" if alive else "does not run"
+    console.print(f"{known.name}: the server on {known.host}:{known.port} {word}.", highlight=False)
+    table = Table("party", "role", "")
+    for name, role in known.parties.items():
+        here = "revoked" if name in known.revoked else "connected" if name in connected else "away"
+        table.add_row(name, role, here if role == "site" or here == "revoked" else "")
+    console.print(table)
+    runs = Table("run", "task", "algorithm", "status", "round", "")
+    for path in sorted((folder / "runs").glob("*/run.json"), key=lambda p: status(p.parent).get("asked", 0)):
+        run = status(path.parent)
+        goal = f"{run.get('round', 0)}/{run['rounds']}" if "rounds" in run else "-"
+        more = run.get("failure") or run.get("waits") or ""
+        runs.add_row(
+            path.parent.name, run.get("task", ""), run.get("title", ""), run.get("status", ""), goal, escape(more)
+        )
+    console.print(runs)
+
+
+@app.command()
+def stop(
+    federation: Which = None,
+    only_run: Annotated[str | None, typer.Option("--run", help="Stop this run only; the server goes on.")] = None,
+) -> None:
+    """Stop the server, or one run. Nothing is lost: 'start' and 'run --resume' go on."""
+    from fedbilevel.federation import coordinator
+    from fedbilevel.federation.server import note
+
+    folder = project.find(federation)
+    if only_run is not None:
+        if not (folder / "runs" / only_run / "run.json").exists():
+            raise FedbilevelError(f"there is no run {only_run} in {folder}.")
+        note(folder / "runs" / only_run, status="stopped")
+        console.print(f"{only_run} is stopped after its current round.", highlight=False)
+        return
+    was = coordinator.stop(folder)
+    console.print("The server is stopped." if was else "The server did not run.")
+
+
+@app.command()
+def add(
+    name: Annotated[str, typer.Argument(help="Name of the party.")],
+    role: Annotated[str, typer.Option(help="'site' or 'coordinator'.")] = "site",
+    federation: Which = None,
+) -> None:
+    """Admit one more party: makes its kit. Runs that have begun go on without it."""
+    made = project.add(project.find(federation), name, role)
+    console.print(f"Send {made} to {name}, over a channel you trust.", highlight=False)
+
+
+@app.command()
+def revoke(name: Annotated[str, typer.Argument(help="Name of the party.")], federation: Which = None) -> None:
+    """Never admit a party again, for instance because its key was lost."""
+    folder = project.find(federation)
+    project.revoke(folder, name)
+    console.print(
+        f"{name} is not admitted any more. To let the same people in again, add them under another name.",
+        highlight=False,
+    )
+
+
+@app.command()
+def join(
+    kit: Annotated[Path, typer.Argument(help="The start-up kit that the coordinator sent.")],
+    data: Annotated[
+        str,
+        typer.Option(
+            help="A .csv, .parquet or .npz file, a folder of images, package.module:function, or 'builtin' for a "
+            "study of the task's own data."
+        ),
+    ],
+    column: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=YOURS", help="What a column of the experiment is called here; may be repeated."),
+    ] = None,
+    folder: Annotated[Path | None, typer.Option(help="Folder of this site; default: the kit's name.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the data, show what would be sent, end.")] = False,
+    largest_upload: Annotated[float, typer.Option(help="Megabytes of one answer, at most.")] = 100.0,
+    algorithm: Annotated[list[str] | None, typer.Option(help="Run only these algorithms; may be repeated.")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="Take part in these tasks only; may be repeated.")] = None,
+    min_clients: Annotated[int, typer.Option(help="Least number of parties.")] = 2,
+    min_rows: Annotated[int, typer.Option(help="Least number of own training rows, of which sums are shared.")] = 10,
+) -> None:
+    """Take part with this site's data, until Ctrl-C. The data stay here."""
+    from fedbilevel.federation import join as joining
+    from fedbilevel.federation.preview import preview
+    from fedbilevel.federation.worker import Limits
+
+    if not kit.is_file():
+        raise FedbilevelError(f"there is no start-up kit {kit}.")
+    columns: dict[str, str] = {}
+    for pair in column or []:
+        name, equals, own = pair.partition("=")
+        if not equals or not name or not own:
+            raise FedbilevelError(f"--column needs NAME=YOURS, for instance --column age=Alter, not '{pair}'.")
+        columns[name] = own
+    limits = Limits(largest_upload, tuple(algorithm or ()), tuple(task or ()), min_clients, min_rows)
+    place = joining.unpack(kit, folder, data, columns, limits)
+    preview(place, console)
+    if dry_run:
+        console.print("This was a dry run: nothing was sent.")
+        return
+    about = joining.about(place)
+    _say(f"connecting to {about['host']}:{about['port']} as {about['party']} ...")
+    try:
+        joining.Joined(place, _say).serve()
+    except KeyboardInterrupt:
+        _say("left. The same command joins again, and goes on where it was.")
+
+
+@app.command()
+def log(
+    folder: Annotated[Path, typer.Argument(help="Folder of a site.")],
+    last: Annotated[int, typer.Option(help="Show so many exchanges one by one.")] = 0,
+) -> None:
+    """What a site has answered: how often, how many bytes left, and what they were."""
+    from fedbilevel.federation.preview import ledger
+
+    ledger(folder, console, last)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path | None, typer.Option(help="Folder for everything; default: a new one.")] = None,
+    rounds: Annotated[int, typer.Option(help="Number of rounds.")] = 60,
+) -> None:
+    """See it work on this machine: a real server and four real sites with mutual TLS."""
+    from fedbilevel.federation.demo import run as run_demo
+
+    run_demo(out, rounds, console)

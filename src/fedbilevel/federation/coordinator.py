@@ -1,0 +1,290 @@
+"""The coordinator's process: keeps FLARE's server alive, and carries every wanted run to its end.
+
+Other commands talk to it through files in the folder of the federation: a run that is wanted is a folder in ``runs``
+whose ``run.json`` says so. If FLARE's server dies, it is started again; if a run's job ends before the run does, it is
+submitted again, and goes on from its last checkpoint. If this process dies, starting it again has the same effect.
+"""
+
+import contextlib
+import io
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from fedbilevel.errors import FedbilevelError
+from fedbilevel.federation import process, project
+from fedbilevel.federation.server import FOLDER, STATUS, STUDY, note, status
+from fedbilevel.federation.study import Study
+from fedbilevel.records import alone, write_atomically
+
+STATE = "coordinator.json"
+UNFINISHED = ("wanted", "submitted", "setting up", "running", "waiting")
+SERVER = "nvflare.private.fed.app.server.server_train"
+
+
+def check_port(host: str, port: int) -> None:
+    """Refuse a port that somebody else has."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise FedbilevelError(
+                f"port {port} cannot be used ({error.strerror}): end what uses it, or make the federation with another."
+            ) from None
+
+
+def pid(folder: Path) -> int | None:
+    """The process of the coordinator, if it is there."""
+    try:
+        found = int(json.loads((folder / STATE).read_text())["pid"])
+        os.kill(found, 0)
+        return found
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def state(folder: Path) -> dict[str, Any]:
+    """What the coordinator last saw."""
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads((folder / STATE).read_text())
+    return {}
+
+
+class Coordinator:
+    """Serves a federation until it is asked to end."""
+
+    def __init__(self, folder: Path, say: Callable[[str], object]) -> None:
+        self.folder, self.say = folder.resolve(), say
+        self.project = project.load(folder)
+        self.server: Any = None
+        self.session: Any = None
+        self.job: tuple[str, str, frozenset[str]] | None = None  # its id, its run, who is in it
+        self.revoked: set[str] = set()
+        self.seen: list[str] = []
+        self.waiting_since = 0.0
+
+    def serve(self) -> None:
+        """Until Ctrl-C or SIGTERM."""
+        project.needs_flare()
+        logging.getLogger().addHandler(logging.FileHandler(self.folder / "coordinator.log"))  # FLARE's messages
+        with alone(self.folder):
+            check_port(self.project.host, self.project.port)
+            try:
+                while True:
+                    self._step()
+                    time.sleep(0.5)
+            finally:
+                self._end()
+
+    def _step(self) -> None:
+        if self.server is None or self.server.poll() is not None:
+            if self.server is not None:
+                self.say("the server ended; it is started again.")
+            self._close()
+            self.server = process.start(
+                SERVER,
+                ["-m", str(self.folder / "server"), "-s", "fed_server.json", "--set", "secure_train=true",
+                 f"org={self.project.name.replace('-', '_')}", "config_folder=config"],
+                self.folder / "server.log",
+                {FOLDER: str(self.folder)},
+            )  # fmt: skip
+            self.say(f"the server listens on {self.project.host}:{self.project.port}.")
+            self.job = None
+            self._note()
+        try:
+            self._supervise()
+        except FedbilevelError:
+            raise
+        except Exception as error:  # FLARE's server may be starting, or gone: look again
+            logging.getLogger(__name__).info("%s: %s", time.ctime(), error)
+            self._close()
+        self._note()
+
+    def _note(self) -> None:
+        seen = {"pid": os.getpid(), "server": self.server.pid, "connected": self.seen, "time": time.time()}
+        write_atomically(self.folder / STATE, json.dumps(seen).encode())
+
+    def _supervise(self) -> None:
+        if self.session is None:
+            self.session = self._connect()
+        self.project = project.load(self.folder)
+        for name in set(self.project.revoked) - self.revoked:
+            self.session.disable_client(name)
+            self.revoked.add(name)
+        info = self.session.get_system_info()
+        connected = sorted(client.name for client in info.client_info)
+        for name in connected:
+            if name not in self.seen:
+                self.say(f"{name} is connected.")
+        for name in self.seen:
+            if name not in connected:
+                self.say(f"{name} is away.")
+        self.seen = connected
+        if self.job is not None:
+            self._watch(*self.job)
+        else:
+            wanted = next(iter(wanted_runs(self.folder)), None)
+            if wanted is not None:
+                self._submit(wanted)
+
+    def _connect(self) -> Any:
+        from nvflare.fuel.flare_api.flare_api import new_secure_session
+
+        with contextlib.redirect_stdout(io.StringIO()):
+            return new_secure_session(
+                f"{project.ADMIN}@{self.project.name}.org", str(self.folder / project.ADMIN), timeout=5.0
+            )
+
+    def _watch(self, job: str, run: str, members: frozenset[str]) -> None:
+        """Has the job ended? Should it, because somebody is back or was revoked?"""
+        folder = self.folder / "runs" / run
+        word = str(self.session.get_job_status(job))
+        known = status(folder).get("status")
+        if known == "stopped" and not word.startswith("FINISHED"):
+            self.session.abort_job(job)
+            return
+        if word.startswith("FINISHED") or word in ("FAILED_TO_RUN", "None"):
+            self.job = None
+            self.waiting_since = time.monotonic()
+            if known == "finished":
+                self.say(f"{run} is finished.")
+            elif known == "failed":
+                self.say(f"{run} failed: {status(folder).get('failure')}")
+            elif known == "stopped":
+                self.say(f"{run} was stopped.")
+            else:
+                self.say(f"the job of {run} ended ({word}); the run goes on with another one.")
+                note(folder, status="waiting")
+            return
+        sites = set(self.project.sites)
+        back = (sites & set(self.seen)) - members
+        gone = members - sites
+        if (back or gone) and known == "running":
+            who = ", ".join(sorted(back or gone))
+            self.say(
+                f"{who} {'is back' if back else 'was revoked'}: {run} goes on from its last round with another job."
+            )
+            self.session.abort_job(job)
+
+    def _submit(self, run: str) -> None:
+        """Begin a job, with everybody, or after a while with those who are there."""
+        folder = self.folder / "runs" / run
+        study = Study.read(folder / STUDY)
+        known = status(folder)
+        # The numbers of the sites stay what they were when the run began.
+        sites = known.get("sites") or self.project.sites
+        allowed = set(self.project.sites)
+        there = [name for name in sites if name in self.seen and name in allowed]
+        begun = (folder / "facts.safetensors").exists()
+        self.waiting_since = self.waiting_since or time.monotonic()
+        patience = study.rules.patience if begun else float("inf")
+        waits = [name for name in sites if name not in there and name in allowed]
+        if waits and time.monotonic() - self.waiting_since < patience:
+            said = f"waiting for {', '.join(waits)}."
+            if known.get("waits") != said:
+                note(folder, waits=said)
+                self.say(f"{run}: {said}")
+            return
+        if len(there) < study.quorum(len(sites)):
+            return
+        package = self.folder / "jobs" / run
+        write_job(package, run, sites, there, study)
+        job = self.session.submit_job(str(package))
+        self.job, self.waiting_since = (job, run, frozenset(there)), 0.0
+        note(folder, status="submitted", sites=sites, waits="", submitted=known.get("submitted", 0) + 1)
+        self.say(f"{run}: a job for {', '.join(there)}.")
+
+    def _close(self) -> None:
+        if self.session is not None:
+            with contextlib.suppress(Exception):
+                self.session.close()
+        self.session = None
+
+    def _end(self) -> None:
+        self._close()
+        if self.server is not None:
+            process.end(self.server)
+        (self.folder / STATE).unlink(missing_ok=True)
+
+
+def wanted_runs(folder: Path) -> Iterator[str]:
+    """Runs that have not come to their end, in the order in which they were asked for."""
+    found = [path.parent for path in (folder / "runs").glob(f"*/{STATUS}")]
+    for run in sorted(found, key=lambda path: status(path).get("asked", 0)):
+        if status(run).get("status") in UNFINISHED:
+            yield run.name
+
+
+def want(folder: Path, study: Path, name: str) -> Path:
+    """Ask for a run; its folder."""
+    Study.read(study)  # refuses what is wrong
+    run = folder / "runs" / name
+    run.mkdir(parents=True)
+    shutil.copy(study, run / STUDY)
+    note(run, status="wanted", asked=time.time(), name=name)
+    return run
+
+
+def write_job(package: Path, run: str, sites: list[str], there: list[str], study: Study) -> None:
+    """A job for FLARE: names of installed classes and their arguments, no code."""
+    shutil.rmtree(package, ignore_errors=True)
+    config = package / "app" / "config"
+    config.mkdir(parents=True)
+    meta = {
+        "name": run,
+        "resource_spec": {},
+        "min_clients": min(len(there), study.quorum(len(sites))),
+        "deploy_map": {"app": ["server", *there]},
+    }
+    (package / "meta.json").write_text(json.dumps(meta, indent=1))
+    at_server = {
+        "format_version": 2,
+        "np_download_chunk_size": 0,
+        "workflows": [
+            {
+                "id": "controller",
+                "path": "nvflare.collab.runtime.controller.CollabController",
+                "args": {"server_obj_id": "server", "sync_task_timeout": 120},
+            }
+        ],
+        "components": [
+            {"id": "server", "path": "fedbilevel.federation.server.Server", "args": {"run": run, "sites": sites}}
+        ],
+    }
+    at_site = {
+        "format_version": 2,
+        "np_download_chunk_size": 0,
+        "executors": [
+            {
+                "tasks": ["*"],
+                "executor": {
+                    "path": "nvflare.collab.runtime.executor.CollabExecutor",
+                    "args": {"client_obj_id": "site"},
+                },
+            }
+        ],
+        "components": [{"id": "site", "path": "fedbilevel.federation.site.Site", "args": {}}],
+    }
+    (config / "config_fed_server.json").write_text(json.dumps(at_server, indent=1))
+    (config / "config_fed_client.json").write_text(json.dumps(at_site, indent=1))
+
+
+def stop(folder: Path) -> bool:
+    """End the coordinator of a folder, and with it the server; whether there was one."""
+    found = pid(folder)
+    if found is None:
+        return False
+    os.kill(found, signal.SIGTERM)
+    for _ in range(300):
+        if pid(folder) is None:
+            return True
+        time.sleep(0.1)
+    raise FedbilevelError(f"the coordinator (process {found}) does not end.")

@@ -1,0 +1,79 @@
+"""A site's process: checks its data, and keeps FLARE's client alive until it is asked to end."""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedbilevel.errors import FedbilevelError
+from fedbilevel.federation import process, project
+from fedbilevel.federation.site import FOLDER
+from fedbilevel.federation.worker import Limits, Settings
+from fedbilevel.records import alone
+
+CLIENT = "nvflare.private.fed.app.client.client_train"
+
+
+def unpack(kit: Path, folder: Path | None, data: str, columns: Mapping[str, str], limits: Limits) -> Path:
+    """The folder of the site, with its settings."""
+    project.needs_flare()
+    if folder is None:
+        folder = Path(kit.stem)
+    about = project.unpack(kit, folder)
+    if about["role"] != "site":
+        raise FedbilevelError(f"this kit is for {about['party']}, a {about['role']}, who has no data.")
+    path = Path(data)
+    place = str(path.resolve()) if path.exists() else data  # the processes of the site work elsewhere
+    Settings(about["party"], place, dict(columns), limits).save(folder)
+    return folder
+
+
+def about(folder: Path) -> dict[str, Any]:
+    """What the kit says."""
+    return json.loads((folder / "kit.json").read_text())
+
+
+class Joined:
+    """A site that takes part until it is asked to end."""
+
+    def __init__(self, folder: Path, say: Callable[[str], object]) -> None:
+        self.folder, self.say, self.client = folder.resolve(), say, None
+
+    def serve(self) -> None:
+        """Until Ctrl-C or SIGTERM; FLARE's client is started again if it ends."""
+        known = about(self.folder)
+        with alone(self.folder):
+            try:
+                while True:
+                    self.client = process.start(
+                        CLIENT,
+                        ["-m", str(self.folder), "-s", "fed_client.json", "--set", "secure_train=true",
+                         f"uid={known['party']}", f"org={known['party'].replace('-', '_')}", "config_folder=config"],
+                        self.folder / "site.log",
+                        {FOLDER: str(self.folder)},
+                    )  # fmt: skip
+                    self._wait()
+                    self.say("FLARE's client ended; it is started again in 2 seconds.")
+                    time.sleep(2)
+            finally:
+                if self.client is not None:
+                    process.end(self.client)
+
+    def _wait(self) -> None:
+        """Until the client ends; say what it says of the connection."""
+        assert self.client is not None
+        log, place = self.folder / "site.log", (self.folder / "site.log").stat().st_size
+        connected, refused = False, False
+        while self.client.poll() is None:
+            time.sleep(0.5)
+            with log.open("rb") as file:
+                file.seek(place)
+                text = file.read().decode(errors="replace")
+                place = file.tell()
+            if not connected and "Successfully registered client" in text:
+                connected = True
+                self.say("connected. This site answers until you press Ctrl-C.")
+            if not refused and ("UNAUTHENTICATED" in text.upper() or "is disabled" in text):
+                refused = True
+                self.say("the server refuses this site: its certificate was revoked, or is of another federation.")

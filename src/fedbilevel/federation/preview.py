@@ -1,0 +1,109 @@
+"""What a site sees: what is checked and shared before it joins, and what has left since."""
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedbilevel.engines.messages import named_leaves
+from fedbilevel.engines.party import Party
+from fedbilevel.engines.plan import Exchange, without
+from fedbilevel.errors import FedbilevelError
+from fedbilevel.federation import schema, study
+from fedbilevel.federation.join import about
+from fedbilevel.federation.worker import LEDGER, Settings
+
+
+def preview(folder: Path, console: Console) -> None:
+    """Check the data against the study of the kit, and show what will be shared."""
+    kit, settings = about(folder), Settings.load(folder)
+    given = study.from_text(kit["experiment"], folder / "preview")
+    console.print(
+        f"[bold]{kit['party']}[/bold] in the federation [bold]{kit['federation']}[/bold], task "
+        f"{given.experiment.task}.",
+        highlight=False,
+    )
+    if given.schema is None:
+        if settings.data != "builtin":
+            raise FedbilevelError("this study uses the task's own data: join with --data builtin.")
+        console.print("The study uses the task's own data; nothing of this machine is read.")
+        return
+    if settings.data == "builtin":
+        raise FedbilevelError("this study needs data of this site: give --data FILE.")
+    examples = schema.load(settings.data, given.schema, settings.columns, settings.name)
+    facts = given.summarize(examples)
+    built = given.build(examples)
+    counts = [len(next(iter(_leaves(built.task.clients[0][part])))) for part in ("train", "val")]
+    console.print(
+        f"Checked: {settings.data} has {len(examples.labels)} rows as the experiment wants them: {counts[0]} for "
+        f"training, {counts[1]} for validation, {len(examples.labels) - sum(counts)} for the test.",
+        highlight=False,
+        soft_wrap=True,
+    )
+    party = Party(built.task, built.algorithm, 0, 1.0, 2)
+    shared = Table("when", "what is sent", "numbers", "bytes")
+    for name, array in facts.items():
+        shared.add_row("once", f"{name} over the training rows", str(array.size), str(np.asarray(array).nbytes))
+    for each in party.plan.round:
+        often = "every round" if each.times == 1 else f"every round, {each.times or 'several'} times"
+        sent = ", ".join(_named(each, party)) or "(nothing)"
+        shared.add_row(often, f"{each.method}: {sent}", str(each.up), str(each.bytes_up))
+    shared.add_row("at evaluations", "metrics on the test rows", "a few", "")
+    console.print(shared)
+    console.print(
+        "Never sent: rows, labels, file names"
+        + (", and this site's part of x, which belongs to its rows." if built.task.problem.private_x else ".")
+        + " What is sent are means of gradients or models of this site; docs/federation.md says what can be learnt "
+        "from them.",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _leaves(tree: Any) -> list[Any]:
+    from fedbilevel.core import columns
+
+    return columns(tree)[0]
+
+
+def _named(exchange: Exchange, party: Party) -> list[str]:
+    leaves = named_leaves(without(exchange.upload, party.program.private))
+    return [f"{name}{list(leaf.shape)}" for name, leaf in leaves.items()]
+
+
+def ledger(folder: Path, console: Console, last: int = 0) -> None:
+    """Tables of what has left a site."""
+    path = folder / LEDGER
+    if not path.exists():
+        raise FedbilevelError(f"{folder} has answered nothing yet, or is no folder of a site.")
+    lines = [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{") and line.endswith("}")]
+    totals: dict[tuple[str, str], list[Any]] = defaultdict(lambda: [0, 0, 0, 0, {}])
+    for line in lines:
+        entry = totals[line["run"], f"{line['action']} {line['method']}".strip()]
+        entry[0] += 1
+        entry[1] += line["bytes_in"]
+        entry[2] += line["bytes_out"]
+        entry[3] += bool(line["error"])
+        entry[4] = line["left"] or entry[4]
+    table = Table("run", "asked for", "times", "refused or failed", "bytes in", "bytes out", "what left")
+    for (run, what), (times, came, left, failed, arrays) in totals.items():
+        shapes = ", ".join(f"{name}{a['shape']}" for name, a in arrays.items())
+        table.add_row(run, what, str(times), str(failed), f"{came:,}", f"{left:,}", escape(shapes))
+    console.print(table)
+    if last:
+        each = Table("time", "asked for", "bytes out", "what left (norm)")
+        for line in lines[-last:]:
+            arrays = ", ".join(f"{name} {a['norm']:.3g}" for name, a in line["left"].items())
+            when = np.datetime64(int(line["time"]), "s")
+            each.add_row(
+                str(when),
+                f"{line['action']} {line['method']}".strip(),
+                f"{line['bytes_out']:,}",
+                escape(line["error"] or arrays),
+            )
+        console.print(each)

@@ -1,0 +1,227 @@
+"""The server's side of a run: what FLARE's job process at the server runs.
+
+A run has a folder, ``runs/NAME`` in the folder of the federation, in the same form as those of the simulator. After
+every round there is a checkpoint in it, from which the next job goes on if this one ends for whatever reason.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from nvflare.collab import collab
+
+FOLDER = "FEDBILEVEL_FEDERATION"
+"""The environment variable with the folder of the federation."""
+EXCHANGES, STUDY, STATUS = "exchanges.jsonl", "study.toml", "run.json"
+
+
+class Server:
+    """Runs a study to its end.
+
+    Args:
+        run: the name of its folder.
+        sites: who takes part, in the order of their numbers; some may be away.
+    """
+
+    def __init__(self, run: str, sites: list[str]) -> None:
+        from fedbilevel.federation.site import end_with_parent
+
+        self.folder, self.sites = Path(os.environ[FOLDER]) / "runs" / run, sites
+        for name in ("nvflare.collab", "Group", "CellDispatcher"):  # a line for every call is no help
+            logging.getLogger(name).setLevel(logging.WARNING)
+        end_with_parent()
+
+    @collab.main
+    def main(self) -> None:
+        """Compute; what goes wrong is written down for the coordinator."""
+        from fedbilevel.engines.messaging import NoQuorum
+        from fedbilevel.errors import FedbilevelError
+
+        try:
+            _compute(self.folder, self.sites)
+        except NoQuorum as error:  # parties may come back
+            note(self.folder, status="waiting", failure=str(error))
+            raise
+        except FedbilevelError as error:
+            note(self.folder, status="failed", failure=str(error))
+            raise
+        except Exception as error:
+            if not collab.is_aborted:
+                (self.folder / "failure.txt").write_text(traceback.format_exc())
+                note(self.folder, status="failed", failure=f"{type(error).__name__}: {error}")
+            raise
+
+
+def status(folder: Path) -> dict[str, Any]:
+    """What is known of a run."""
+    try:
+        return json.loads((folder / STATUS).read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def note(folder: Path, **more: Any) -> None:
+    """Write down how a run is."""
+    from fedbilevel.records import write_atomically
+
+    write_atomically(folder / STATUS, json.dumps({**status(folder), **more}, indent=1).encode())
+
+
+class Sites:
+    """The sites of this job, as a transport of messages."""
+
+    def __init__(self, sites: list[str], deadline: float, setup_deadline: float) -> None:
+        self.sites, self.deadline, self.setup_deadline = sites, deadline, setup_deadline
+        self.there = {proxy.name for proxy in collab.clients}
+        self.compiled: set[tuple[int, str]] = set()  # what a site has answered once is compiled there
+
+    def ask(self, messages: Mapping[int, bytes], kind: str) -> dict[int, bytes | str]:
+        """Send each site its message at the same time."""
+        method = "setup" if kind in ("hello", "prepare", "join") else "handle"
+        waiting, answers = {}, {}
+        for number, message in messages.items():
+            name = self.sites[number]
+            if name not in self.there:
+                answers[number] = "it is away."
+                continue
+            # The first message of a kind is compiled before it is answered.
+            seconds = self.deadline if method == "handle" and (number, kind) in self.compiled else self.setup_deadline
+            group = collab.get_clients([name])(blocking=False, timeout=seconds + 5.0)
+            waiting[number] = getattr(group, method)(message, seconds)
+        for number, queue in waiting.items():
+            name = self.sites[number]
+            found = [answer for _, answer in queue]
+            if found and isinstance(found[0], bytes):
+                answers[number] = found[0]
+                self.compiled.add((number, kind))
+            else:
+                failure = queue.failures.get(name)
+                answers[number] = _reason(failure) if failure is not None else "it did not answer."
+        return answers
+
+
+def _reason(failure: Any) -> str:
+    cause = getattr(failure, "cause", None) or failure
+    text = str(cause).strip().splitlines()[0] if str(cause).strip() else "it did not answer."
+    if isinstance(cause, TimeoutError):
+        return "it did not answer in time."
+    return text
+
+
+def _compute(folder: Path, sites: list[str]) -> None:
+    import numpy as np
+
+    from fedbilevel import configuration
+    from fedbilevel.checkpoint import Checkpoints
+    from fedbilevel.engines.messages import decode, encode, named_leaves
+    from fedbilevel.engines.participation import participation
+    from fedbilevel.engines.plan import Program, trace
+    from fedbilevel.errors import FedbilevelError
+    from fedbilevel.experiment import _describe, _save_solution
+    from fedbilevel.federation.engine import Federation
+    from fedbilevel.federation.own import together
+    from fedbilevel.federation.study import Study, facts_of_copy, plan_digest, server_task
+    from fedbilevel.records import CONFIG, Appender, write_atomically
+    from fedbilevel.solve import solve
+
+    study = Study.read(folder / STUDY)
+    own, here = study.schema is not None, facts_of_copy()
+    transport = Sites(sites, study.rules.deadline, study.rules.setup_deadline)
+    quorum = study.quorum(len(sites))
+
+    def setup(headers: dict[int, dict[str, Any]], arrays: Mapping[str, Any]) -> dict[int, tuple[dict[str, Any], Any]]:
+        """Ask, and drop who does not answer as it should."""
+        kind = next(iter(headers.values()))["action"]
+        answers = transport.ask({m: encode(header, arrays) for m, header in headers.items()}, kind)
+        found, refused = {}, {}
+        for m, answer in answers.items():
+            header, reply = ({"error": answer}, {}) if isinstance(answer, str) else decode(answer)
+            if "error" in header:
+                refused[sites[m]] = header["error"]
+                transport.there.discard(sites[m])
+            else:
+                found[m] = (header, reply)
+        if refused:
+            note(folder, refused=refused)
+        return found
+
+    note(folder, status="setting up", sites=sites, there=sorted(transport.there), refused={})
+    hello = {"action": "hello", "run": folder.name, "study": study.text, "copy": here, "clients": len(sites)}
+    answers = setup(dict.fromkeys(range(len(sites)), hello), {})
+    # Sums and sizes are fixed by the first job of a run: whoever is away later does not change them.
+    facts_file = folder / "facts.safetensors"
+    if facts_file.exists():
+        known, facts = decode(facts_file.read_bytes())
+        rows = np.array(known["rows"])
+    else:
+        missing = [name for m, name in enumerate(sites) if m not in answers]
+        if missing:
+            said = status(folder).get("refused", {})
+            raise FedbilevelError(
+                "a run begins with everybody, but " + "; ".join(f"{n}: {said.get(n, 'it is away.')}" for n in missing)
+            )
+        rows = np.array([answers[m][0]["rows"] for m in range(len(sites))])
+        facts = together([answers[m][1] for m in range(len(sites))]) if own else {}
+        write_atomically(facts_file, encode({"rows": rows.tolist()}, facts))
+    built = study.build(facts=facts)
+    task = server_task(built, len(sites), rows, study.rules, own)
+    weights = task.normalised_weights
+    chosen = participation(built.experiment.participation(), len(sites))
+    program = Program(task.problem, built.algorithm, task.layout, chosen)
+    plan = trace(program, task.data)
+    digest = plan_digest(plan, built)
+    prepare = {"action": "prepare", "clients": len(sites)}
+    answers = setup({m: {**prepare, "id": m, "weight": float(weights[m])} for m in answers}, facts)
+    for m, (header, _) in answers.items():
+        if header["plan"] != digest:
+            raise FedbilevelError(f"{sites[m]} would compute something else: its exchanges differ from the server's.")
+
+    with (folder / EXCHANGES).open("a") as log, Appender(folder) as records:
+        engine = Federation(
+            program,
+            plan,
+            weights,
+            transport,
+            task.data,
+            quorum,
+            folder.name,
+            sites,
+            lambda served: print(json.dumps({"time": time.time(), **served._asdict()}), file=log, flush=True),
+        )
+        engine.task = None if own else task
+        write_atomically(folder / CONFIG, configuration.write(built.config()).encode())
+        described = _describe(built, folder)
+        note(folder, **{**described, "clients": len(sites), "status": "running", "rules": asdict(study.rules)})
+        experiment = built.experiment
+
+        def on_row(row: dict[str, Any]) -> None:
+            records.append({"run": described["main"], **row})
+            note(folder, round=row["round"], seen=time.time())
+
+        result = solve(
+            task,
+            built.algorithm,
+            experiment.rounds or 1,
+            experiment.seed,
+            chosen,
+            every=experiment.every,
+            engine=engine,
+            callbacks=[on_row],
+            checkpoint=Checkpoints(folder / "checkpoints", seconds=0),
+        )
+        public = {k: np.asarray(v) for k, v in named_leaves(engine.public(result.state)).items()}
+        finish = encode({"action": "finish", "round": int(result.state.round)}, public)
+        transport.ask(dict.fromkeys(range(len(sites)), finish), "finish")
+    _save_solution(result, folder)
+    last = {k: v for k, v in result.metrics.items() if k != "round"}
+    summary = {**last, "rounds": result.metrics["round"], "seconds": result.seconds}
+    summary |= {"bytes_down": engine.bytes_down, "bytes_up": engine.bytes_up}
+    with contextlib.suppress(ValueError):
+        note(folder, status="finished", summary=summary, failure="")

@@ -1,0 +1,87 @@
+"""A site's end of the wire: what FLARE's job process runs. It hands messages to the worker and restarts it."""
+
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from nvflare.collab import collab
+
+from fedbilevel.federation.worker import receive, send
+
+FOLDER = "FEDBILEVEL_SITE"
+"""The environment variable with the folder of the site."""
+
+
+class Site:
+    """Two things can be called, ``setup`` and ``handle``, each with bytes that are checked by the worker, and the
+    seconds it has for them; past these, it is ended and started anew.
+    """
+
+    def __init__(self) -> None:
+        self.folder = Path(os.environ[FOLDER])
+        self.lock = threading.Lock()  # FLARE may call from several threads
+        self.process: subprocess.Popen[bytes] | None = None
+        self.first: list[tuple[bytes, float]] = []  # what sets a worker up
+        end_with_parent()
+
+    @collab.publish
+    def setup(self, message: bytes, seconds: float) -> bytes:
+        """A message that every new worker gets."""
+        with self.lock:
+            answer = self._ask(message, seconds)
+            self.first.append((message, seconds))
+            return answer
+
+    @collab.publish
+    def handle(self, message: bytes, seconds: float) -> bytes:
+        """A message of a round."""
+        with self.lock:
+            if self.process is None or self.process.poll() is not None:
+                for earlier, patience in self.first:
+                    self._ask(earlier, patience)
+                    seconds = max(seconds, patience)  # it compiles again
+            return self._ask(message, seconds)
+
+    def _ask(self, message: bytes, deadline: float) -> bytes:
+        if self.process is None or self.process.poll() is not None:
+            self._start()
+        process = self.process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            send(process.stdin, message)  # pyright: ignore[reportArgumentType]
+            ready, _, _ = select.select([process.stdout], [], [], deadline)
+            answer = receive(process.stdout) if ready else None  # pyright: ignore[reportArgumentType]
+        except (BrokenPipeError, OSError):
+            ready, answer = True, None
+        if answer is None:
+            process.kill()
+            process.wait()
+            raise RuntimeError(
+                "its program ended in the middle of this." if ready else f"its program took over {deadline:g} seconds."
+            )
+        return answer
+
+    def _start(self) -> None:
+        again = ["again"] if self.process is not None else []
+        command = [sys.executable, "-m", "fedbilevel.federation.worker", str(self.folder), *again]
+        with (self.folder / "worker.log").open("ab") as log:
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
+        (self.folder / "worker.pid").write_text(str(self.process.pid))
+
+
+def end_with_parent() -> None:
+    """End this process when the one that started it is gone: nothing is left behind, whatever happens."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,174 @@
+"""A study: what a federation computes. An experiment file with two more tables, ``[federation]`` and ``[schema]``.
+
+Without a schema, the task's own data are used, every party having one client of them: to try a federation out, and to
+compare it with the simulator.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache, partial
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedbilevel import configuration
+from fedbilevel.engines.plan import Plan
+from fedbilevel.errors import FedbilevelError, UnknownName
+from fedbilevel.experiment import Built, Experiment, convert
+from fedbilevel.federation import schema as schemas
+from fedbilevel.federation.own import OWN, Facts
+from fedbilevel.federation.schema import Examples, Schema
+from fedbilevel.task import Task
+
+
+def _option(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How a run deals with parties that are late or away: the table ``[federation]``."""
+
+    quorum: int = _option(0, "least number of valid answers of an exchange; 0: more than half of those asked")
+    deadline: float = _option(60.0, "seconds that a party has to answer an exchange")
+    setup_deadline: float = _option(300.0, "seconds to load the data and to compile")
+    patience: float = _option(60.0, "seconds to wait for parties that are away before going on without them")
+    weights: str = _option("equal", "'equal', or 'size': by the number of training rows")
+
+
+@dataclass(frozen=True)
+class Study:
+    """An experiment for a federation."""
+
+    experiment: Experiment
+    rules: Rules
+    schema: Schema | None
+    text: str  # of the file, as it is sent to the sites
+
+    @staticmethod
+    def read(path: Path) -> "Study":
+        """The study of a file."""
+        tables, places = configuration.read(path, federated=True)
+        given: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(Rules)}
+        for key, value in tables["federation"].items():
+            place = places.get(f"federation.{key}", "")
+            if key not in given:
+                raise UnknownName("setting of [federation]", key, given, place)
+            given[key] = convert(key, value, given[key], place)
+        rules = Rules(**given)
+        if rules.weights not in ("equal", "size"):
+            raise FedbilevelError(f"[federation]: weights is 'equal' or 'size', not '{rules.weights}'.")
+        if rules.quorum < 0 or min(rules.deadline, rules.setup_deadline) <= 0 or rules.patience < 0:
+            raise FedbilevelError("[federation]: quorum and patience are not negative, deadlines are above 0.")
+        schema = schemas.read(tables["schema"]) if tables["schema"] else None
+        own = {table: tables[table] for table in configuration.TABLES}
+        name = own["task"].pop("name")
+        settings = {f"{table}.{key}": value for table, keys in own.items() for key, value in keys.items()}
+        return Study(Experiment(name, places=places).changed(settings), rules, schema, path.read_text())
+
+    def summarize(self, examples: Examples) -> Facts:
+        """What a site tells of its rows before the first round."""
+        function = OWN[self.experiment.task].summarize
+        options = {k: v for k, v in self._options().items() if k in function.__code__.co_varnames}
+        return function(examples, **options)
+
+    def _options(self) -> dict[str, Any]:
+        make = OWN[self.experiment.task].make
+        defaults = dict(zip(make.__code__.co_varnames[2:], make.__defaults__ or (), strict=False))
+        found: dict[str, Any] = {"seed": self.experiment.seed}
+        for key, value in self.experiment.settings.items():
+            prefix, _, name = key.rpartition(".")
+            if prefix in ("", "task") and name in defaults:
+                found[name] = convert(key, value, defaults[name])
+        return found
+
+    def build(self, examples: Examples | None = None, facts: Facts | None = None) -> Built:
+        """The task and the algorithm: of a site with its rows, of the server with blank ones; without a schema, of all
+        clients.
+        """
+        if self.schema is None:
+            return self.experiment.build()
+        examples = schemas.blank(self.schema) if examples is None else examples
+        known = self.summarize(examples) if facts is None else facts
+        return self.experiment.build(partial(OWN[self.experiment.task].make, examples, known))
+
+    def quorum(self, clients: int) -> int:
+        """The least number of valid answers."""
+        quorum = self.rules.quorum or clients // 2 + 1
+        if quorum > clients:
+            raise FedbilevelError(f"[federation]: quorum is {quorum}, but there are {clients} parties.")
+        return quorum
+
+
+def from_text(text: str, folder: Path) -> Study:
+    """The study that was sent; its file is kept."""
+    path = folder / "study.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return Study.read(path)
+
+
+@cache
+def code() -> str:
+    """A hash of this installed copy: all its Python files."""
+    found = hashlib.sha256()
+    root = Path(str(files("fedbilevel")))
+    for path in sorted(root.rglob("*.py")):
+        found.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
+    return found.hexdigest()[:16]
+
+
+def facts_of_copy() -> dict[str, str]:
+    """What must be the same at the server and at the sites for the same numbers."""
+    return {
+        "version": version("fedbilevel"),
+        "code": code(),
+        "jax": version("jax"),
+        "numbers": str(jnp.result_type(float)),
+    }
+
+
+def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str:
+    """Why two copies do not fit, in words; empty if they do."""
+    if here["version"] != there.get("version"):
+        return f"it has fedbilevel {there.get('version')}, the server {here['version']}: install the same version."
+    if here["code"] != there.get("code"):
+        return f"its fedbilevel {here['version']} has other code than the server's: install the same one anew."
+    if here["numbers"] != there.get("numbers"):
+        return f"it computes in {there.get('numbers')}, the server in {here['numbers']}: set JAX_ENABLE_X64 alike."
+    if here["jax"].split(".")[:2] != there.get("jax", "").split(".")[:2]:
+        return f"it has jax {there.get('jax')}, the server {here['jax']}: install the same version."
+    return ""
+
+
+def plan_digest(plan: Plan, built: Built) -> str:
+    """A hash of the algorithm, its hyper-parameters and the shapes of everything that is sent."""
+    shapes = [(e.method, e.down, e.up, e.bytes_down, e.bytes_up) for e in plan.all]
+    words = repr((built.experiment.task, built.algorithm, shapes, plan.p, plan.d))
+    return hashlib.sha256(words.encode()).hexdigest()[:16]
+
+
+def site_task(built: Built, number: int, own: bool) -> Task:
+    """The task of one site alone."""
+    if own:
+        return built.task
+    return built.task.only(number, built.algorithm.upper_at == "clients")
+
+
+def server_task(built: Built, clients: int, counts: np.ndarray, rules: Rules, own: bool) -> Task:
+    """The task as the server knows it: with blank rows where the sites bring their own."""
+    if not own:
+        if len(built.task.clients) != clients:
+            raise FedbilevelError(
+                f"the task has {len(built.task.clients)} clients, but the federation {clients} parties: "
+                f"set clients = {clients} in [task]."
+            )
+        return built.task
+    weights = counts.astype(float) if rules.weights == "size" else None
+    return dataclasses.replace(built.task, clients=list(built.task.clients) * clients, weights=weights)
