@@ -69,7 +69,7 @@ class Coordinator:
         self.job: tuple[str, str, frozenset[str]] | None = None  # its id, its run, who is in it
         self.revoked: set[str] = set()
         self.seen: list[str] = []
-        self.waiting_since = 0.0
+        self.waiting_since = self.next_look = 0.0
 
     def serve(self) -> None:
         """Until Ctrl-C or SIGTERM."""
@@ -164,14 +164,17 @@ class Coordinator:
                 self.say(f"the job of {run} ended ({word}); the run goes on with another one.")
                 note(folder, status="waiting")
             return
+        if known != "running" or time.monotonic() < self.next_look:
+            return
+        self.next_look = time.monotonic() + 2.0
         sites = set(self.project.sites)
-        back = (sites & set(self.seen)) - members
+        idle = {each["client_name"] for each in self.session.get_client_job_status() if each.get("status") == "no_jobs"}
+        back = sites & set(self.seen) & (idle | (set(self.seen) - members))
         gone = members - sites
-        if (back or gone) and known == "running":
+        if back or gone:
             who = ", ".join(sorted(back or gone))
-            self.say(
-                f"{who} {'is back' if back else 'was revoked'}: {run} goes on from its last round with another job."
-            )
+            word = "is back" if back else "was revoked"
+            self.say(f"{who} {word}: {run} goes on from its last round with another job.")
             self.session.abort_job(job)
 
     def _submit(self, run: str) -> None:

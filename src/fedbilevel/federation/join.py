@@ -49,7 +49,8 @@ class Joined:
                     self.client = process.start(
                         CLIENT,
                         ["-m", str(self.folder), "-s", "fed_client.json", "--set", "secure_train=true",
-                         f"uid={known['party']}", f"org={known['party'].replace('-', '_')}", "config_folder=config"],
+                         f"uid={known['party']}", f"org={known['party'].replace('-', '_')}", "config_folder=config",
+                         "heart_beat_interval=3"],
                         self.folder / "site.log",
                         {FOLDER: str(self.folder)},
                     )  # fmt: skip

@@ -299,6 +299,7 @@ def _keep_inside(server: Path) -> None:
     """FLARE's jobs and snapshots belong into the server's folder, not into a folder that all users share."""
     path = server / "local" / "resources.json"
     resources = json.loads(path.read_text())
+    resources["servers"][0]["heart_beat_timeout"] = 20
     resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(server.resolve() / "snapshots")
     for component in resources["components"]:
         if component["id"] == "job_manager":

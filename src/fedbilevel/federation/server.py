@@ -19,6 +19,7 @@ from nvflare.collab import collab
 
 FOLDER = "FEDBILEVEL_FEDERATION"
 """The environment variable with the folder of the federation."""
+AWAY = "it is away."
 EXCHANGES, STUDY, STATUS = "exchanges.jsonl", "study.toml", "run.json"
 
 
@@ -81,6 +82,7 @@ class Sites:
         self.sites, self.deadline, self.setup_deadline = sites, deadline, setup_deadline
         self.there = {proxy.name for proxy in collab.clients}
         self.compiled: set[tuple[int, str]] = set()  # what a site has answered once is compiled there
+        self.silent: dict[str, float] = {}  # who did not answer, and when to try again
 
     def ask(self, messages: Mapping[int, bytes], kind: str) -> dict[int, bytes | str]:
         """Send each site its message at the same time."""
@@ -88,8 +90,8 @@ class Sites:
         waiting, answers = {}, {}
         for number, message in messages.items():
             name = self.sites[number]
-            if name not in self.there:
-                answers[number] = "it is away."
+            if name not in self.there or not self._reachable(name):
+                answers[number] = AWAY
                 continue
             # The first message of a kind is compiled before it is answered.
             seconds = self.deadline if method == "handle" and (number, kind) in self.compiled else self.setup_deadline
@@ -104,7 +106,19 @@ class Sites:
             else:
                 failure = queue.failures.get(name)
                 answers[number] = _reason(failure) if failure is not None else "it did not answer."
+                self.silent[name] = 0.0
+        if collab.is_aborted:  # nobody's fault
+            raise RuntimeError("the job was ended; the run goes on with the next one.")
         return answers
+
+    def _reachable(self, name: str) -> bool:
+        """Whether a site that did not answer is there again; the others do not wait long to know."""
+        if name in self.silent and time.monotonic() >= self.silent[name]:
+            if list(collab.get_clients([name])(blocking=True, timeout=1.0).ping() or ()):
+                del self.silent[name]
+            else:
+                self.silent[name] = time.monotonic() + 10.0
+        return name not in self.silent
 
 
 def _reason(failure: Any) -> str:
@@ -121,6 +135,7 @@ def _compute(folder: Path, sites: list[str]) -> None:
     from fedbilevel import configuration
     from fedbilevel.checkpoint import Checkpoints
     from fedbilevel.engines.messages import decode, encode, named_leaves
+    from fedbilevel.engines.messaging import NoQuorum
     from fedbilevel.engines.participation import participation
     from fedbilevel.engines.plan import Program, trace
     from fedbilevel.errors import FedbilevelError
@@ -150,6 +165,11 @@ def _compute(folder: Path, sites: list[str]) -> None:
                 found[m] = (header, reply)
         if refused:
             note(folder, refused=refused)
+        if len(found) < quorum:
+            said = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+            away = sum(answer == AWAY for answer in answers.values())
+            kind = NoQuorum if len(found) + away >= quorum else FedbilevelError  # those who are away may come back
+            raise kind(f"too few parties can take part. {said}")
         return found
 
     note(folder, status="setting up", sites=sites, there=sorted(transport.there), refused={})

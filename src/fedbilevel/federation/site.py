@@ -17,8 +17,8 @@ FOLDER = "FEDBILEVEL_SITE"
 
 
 class Site:
-    """Two things can be called, ``setup`` and ``handle``, each with bytes that are checked by the worker, and the
-    seconds it has for them; past these, it is ended and started anew.
+    """Besides ``ping``, two things can be called, ``setup`` and ``handle``, with bytes that are checked by the worker,
+    and the seconds it has for them; past these, it is ended and started anew.
     """
 
     def __init__(self) -> None:
@@ -27,6 +27,11 @@ class Site:
         self.process: subprocess.Popen[bytes] | None = None
         self.first: list[tuple[bytes, float]] = []  # what sets a worker up
         end_with_parent()
+
+    @collab.publish
+    def ping(self) -> bool:
+        """It is there."""
+        return True
 
     @collab.publish
     def setup(self, message: bytes, seconds: float) -> bytes:

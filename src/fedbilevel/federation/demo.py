@@ -1,0 +1,154 @@
+"""All of a federation on this machine: a real server, four real sites, mutual TLS; it stops everything it started.
+
+Each site is one hospital of the UCI heart disease data, or, where these are absent, a quarter of scikit-learn's breast
+cancer data. The task is ``regularization``: how strongly to regularise each feature of a common logistic regression.
+"""
+
+import csv
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+from rich.console import Console
+from rich.markup import escape
+
+from fedbilevel import page
+from fedbilevel.data import breast_cancer, heart_disease
+from fedbilevel.errors import FedbilevelError
+from fedbilevel.experiment import new_folder
+from fedbilevel.federation import coordinator, project
+from fedbilevel.federation.cli import follow
+from fedbilevel.tasks.regularization import HEART_WORDS
+
+NAMES = ("cleveland", "hungarian", "switzerland", "va")
+
+
+def run(out: Path | None, rounds: int, console: Console) -> Path:
+    """Do it; the folder of the run."""
+    project.needs_flare()
+    folder = new_folder("federation-demo", out).resolve()
+    sites, schema, about = _data(folder)
+    port = free_port()
+    study: dict[str, Any] = {
+        "task": {"name": "regularization"},
+        "run": {"rounds": rounds, "every": max(1, rounds // 10)},
+        "federation": {"quorum": 3},
+        "schema": schema,
+    }
+    (folder / "heart.toml").write_text(tomli_w.dumps(study))
+    hospitals: dict[str, Any] = {
+        "name": "hospitals",
+        "host": "localhost",
+        "port": port,
+        "experiment": "heart.toml",
+        "parties": [{"name": name, "role": "site"} for name in sites],
+    }
+    (folder / "hospitals.toml").write_text(tomli_w.dumps(hospitals))
+    console.print(f"{about} Everything is in {folder}.", highlight=False, soft_wrap=True)
+    home = folder / "hospitals"
+    project.create(project.read(folder / "hospitals.toml"), home)
+    console.print("Certificates and start-up kits are made. Starting a server and four sites ...", highlight=False)
+    children: list[subprocess.Popen[bytes]] = []
+    try:
+        children.append(_child(["start", str(home)], folder / "server.log"))
+        for name, data in sites.items():
+            kit = [str(project.kit(home, name)), "--data", str(data), "--folder", str(folder / name)]
+            children.append(_child(["join", *kit], folder / f"{name}.log"))
+        _wait(lambda: coordinator.pid(home) is not None, 60, children, "the server did not start")
+        place = coordinator.want(home, folder / "heart.toml", "demo")
+        follow(place)
+    finally:
+        end(children)
+    written = page.write([place], folder / "report.html")
+    console.print(f"Report in [bold]{escape(str(written))}[/bold]", soft_wrap=True, highlight=False)
+    console.print(
+        f"What left a site: fedbilevel federation log {folder / next(iter(sites))}", soft_wrap=True, highlight=False
+    )
+    return place
+
+
+def free_port() -> int:
+    """A port of this machine that nobody has."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
+
+
+def _child(arguments: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
+    """One of the commands that people type, in a process of its own that ends with this one."""
+    command = [sys.executable, "-m", "fedbilevel.federation.process", "fedbilevel", "federation", *arguments]
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+
+def _wait(ready: Any, seconds: float, children: Sequence[Any], otherwise: str) -> None:
+    for _ in range(int(seconds / 0.1)):
+        if ready():
+            return
+        if any(child.poll() is not None for child in children):
+            break
+        time.sleep(0.1)
+    raise FedbilevelError(f"{otherwise}: its log is in the folder of the demo.")
+
+
+def end(children: Sequence["subprocess.Popen[bytes]"]) -> None:
+    """End all of them, at the same time; those who do not end in time are killed, with what they started."""
+    for child in children:
+        if child.poll() is None:
+            child.send_signal(signal.SIGTERM)
+    limit = time.monotonic() + 15
+    for child in children:
+        try:
+            child.wait(max(0.1, limit - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        if child.stdin is not None:
+            child.stdin.close()
+
+
+def _data(folder: Path) -> tuple[dict[str, Path], dict[str, Any], str]:
+    """A file for every site, the schema that all of them have, and what the data are."""
+    try:
+        loaded = heart_disease()
+    except FedbilevelError:
+        cancer = breast_cancer()
+        names = [name.replace(" ", "_") for name in cancer.features]
+        rows = np.random.default_rng(0).permutation(len(cancer.train.labels))
+        parts = {f"clinic-{n}": part for n, part in enumerate(np.array_split(rows, 4), 1)}
+        files = {
+            site: _write(folder / f"{site}.csv", names, cancer.train.inputs[part], cancer.train.labels[part])
+            for site, part in parts.items()
+        }
+        schema = {"label": {"column": "label", "values": [0, 1]}, "features": {name: {} for name in names}}
+        return files, schema, "The breast cancer data of scikit-learn, dealt out to four clinics."
+    groups = loaded.train.groups["hospital"]
+    files = {}
+    for number, name in enumerate(loaded.groups["hospital"]):
+        part = np.flatnonzero(groups == number)
+        called = NAMES[number] if number < len(NAMES) else str(name)
+        files[called] = _write(
+            folder / f"{called}.csv", loaded.features, loaded.train.inputs[part], loaded.train.labels[part]
+        )
+    features = {name: {"values": list(HEART_WORDS[name])} if name in HEART_WORDS else {} for name in loaded.features}
+    schema = {"label": {"column": "label", "values": [0, 1]}, "features": features}
+    return files, schema, "The four hospitals of the UCI heart disease data."
+
+
+def _write(path: Path, names: Sequence[str], inputs: np.ndarray, labels: np.ndarray) -> Path:
+    with path.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow([*names, "label"])
+        for row, label in zip(inputs, labels, strict=True):
+            table.writerow([*("" if np.isnan(value) else f"{value:g}" for value in row), int(label)])
+    return path
