@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel import configuration
+from fedbilevel.engines.messages import named_leaves
 from fedbilevel.engines.plan import Plan
 from fedbilevel.errors import FedbilevelError, UnknownName
 from fedbilevel.experiment import Built, Experiment, convert
@@ -149,8 +150,9 @@ def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str:
 
 def plan_digest(plan: Plan, built: Built) -> str:
     """A hash of the algorithm, its hyper-parameters and the shapes of everything that is sent."""
-    shapes = [(e.method, e.down, e.up, e.bytes_down, e.bytes_up) for e in plan.all]
-    words = repr((built.experiment.task, built.algorithm, shapes, plan.p, plan.d))
+    shapes = lambda tree: {name: (leaf.shape, str(leaf.dtype)) for name, leaf in named_leaves(tree).items()}
+    exchanges = [(e.method, shapes(e.broadcast), shapes(e.upload)) for e in plan.all]
+    words = repr((built.experiment.task, built.algorithm, exchanges, plan.p, plan.d))
     return hashlib.sha256(words.encode()).hexdigest()[:16]
 
 

@@ -1,0 +1,256 @@
+"""Real processes on loopback: FLARE's server and sites with mutual TLS, ended in the middle, refused, revoked."""
+
+import contextlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import tomli_w
+
+import fedbilevel as fb
+from fedbilevel.engines.messages import decode, named_leaves
+
+pytest.importorskip("nvflare")
+
+from fedbilevel.federation import coordinator, project
+from fedbilevel.federation.demo import _child, end, free_port
+from fedbilevel.federation.server import EXCHANGES, status
+from fedbilevel.federation.study import Study
+
+SITES = ("north", "east", "south")
+
+
+def quadratic(**more: Any) -> dict[str, Any]:
+    return {
+        "task": {"name": "quadratic", "clients": len(SITES)} | more.get("task", {}),
+        "algorithm": more["algorithm"],
+        "run": {"rounds": 4, "every": 2} | more.get("run", {}),
+        "federation": {"quorum": 2, "patience": 30.0} | more.get("federation", {}),
+    }
+
+
+class Running:
+    """A federation of three sites, each with a client of the quadratic problem."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.home = folder, folder / "hospitals"
+        (folder / "study.toml").write_text(tomli_w.dumps(quadratic(algorithm={"name": "fedbio"})))
+        parties = [{"name": name} for name in SITES]
+        described = {"name": "hospitals", "host": "localhost", "port": free_port(), "experiment": "study.toml"}
+        (folder / "hospitals.toml").write_text(tomli_w.dumps({**described, "parties": parties}))
+        project.create(project.read(folder / "hospitals.toml"), self.home)
+        self.children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self) -> None:
+        self.children["server"] = _child(["start", str(self.home)], self.folder / "server.log")
+        for name in SITES:
+            self.join(name, project.kit(self.home, name))
+        wait(lambda: self.connected() == sorted(SITES), 120, lambda: (self.folder / "server.log").read_text())
+
+    def join(self, name: str, kit: Path) -> None:
+        arguments = ["join", str(kit), "--data", "builtin", "--folder", str(self.folder / name)]
+        self.children[name] = _child(arguments, self.folder / f"{name}.log")
+
+    def connected(self) -> list[str]:
+        return coordinator.state(self.home).get("connected", [])
+
+    def want(self, study: dict[str, Any], name: str) -> Path:
+        path = self.folder / f"{name}.toml"
+        path.write_text(tomli_w.dumps(study))
+        return coordinator.want(self.home, path, name)
+
+    def finished(self, run: Path, seconds: float = 180) -> Path:
+        wait(lambda: status(run).get("status") in ("finished", "failed"), seconds, lambda: json.dumps(status(run)))
+        assert status(run)["status"] == "finished", status(run).get("failure")
+        return run
+
+    def at_round(self, run: Path, number: int) -> None:
+        """Wait until a run is there."""
+        wait(lambda: rounds(run)[-1:] >= [number], 180, lambda: json.dumps(status(run)))
+
+    def process(self, text: str) -> int:
+        """The one process of this federation whose command has these words."""
+        found = subprocess.run(["pgrep", "-f", text], capture_output=True, text=True, check=False).stdout.split()
+        return int(found[0])
+
+    def end(self) -> None:
+        end(list(self.children.values()))
+
+
+def wait(ready: Callable[[], Any], seconds: float, otherwise: Callable[[], str]) -> None:
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            if ready():
+                return
+        time.sleep(0.2)
+    pytest.fail(f"not in {seconds} seconds: {otherwise()}")
+
+
+def exchanges(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / EXCHANGES).read_text().splitlines() if line.endswith("}")]
+
+
+def rounds(run: Path) -> list[int]:
+    return [each["round"] for each in exchanges(run)]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    os.environ["JAX_ENABLE_X64"] = "1"  # for the processes to come
+    found = Running(tmp_path_factory.mktemp("federation"))
+    found.start()
+    try:
+        yield found
+    finally:
+        found.end()
+        del os.environ["JAX_ENABLE_X64"]
+        left = subprocess.run(["pgrep", "-f", str(found.folder)], capture_output=True, text=True, check=False).stdout
+        assert not left.split(), "processes were left behind"
+
+
+def simulated(run: Path) -> dict[str, np.ndarray]:
+    built = Study.read(run / "study.toml").build()
+    experiment = built.experiment
+    with jax.enable_x64(True):
+        result = fb.solve(
+            built.task, built.algorithm, experiment.rounds or 1, experiment.seed, experiment.participation(),
+            every=experiment.every,
+        )  # fmt: skip
+        return {name: np.asarray(leaf) for name, leaf in named_leaves({"x": result.x, "y": result.y}).items()}
+
+
+def same(run: Path) -> None:
+    """The federation came to the simulator's numbers."""
+    _, found = decode((run / "solution.safetensors").read_bytes())
+    expected = simulated(run)
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert found[name].dtype == np.float64
+        np.testing.assert_allclose(found[name], array, rtol=1e-10, atol=1e-10)
+
+
+CASES = {
+    "fedbioacc": quadratic(algorithm={"name": "fedbioacc"}),
+    "fednest": quadratic(algorithm={"name": "fednest"}, run={"rounds": 2}),
+    "fedbioacc-local": quadratic(algorithm={"name": "fedbioacc-local"}, task={"variant": "T4"}, run={"sample": "2"}),
+    "primal-dual": quadratic(algorithm={"name": "primal-dual"}, task={"variant": "T5"}, run={"sample": "0.7"}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_real_processes_give_the_simulators_numbers(running: Running, name: str) -> None:
+    run = running.finished(running.want(CASES[name], name))
+    same(run)
+    assert not any(each["failed"] for each in exchanges(run))
+    log = (running.folder / "north" / "served.jsonl").read_text().splitlines()
+    served = [json.loads(line) for line in log]
+    assert any(line["run"] == name and line["left"] and line["bytes_out"] for line in served)
+
+
+LONG = quadratic(algorithm={"name": "fedbio"}, run={"rounds": 120, "every": 40}, federation={"deadline": 30.0})
+
+
+def test_a_worker_that_is_killed_costs_an_answer_at_most(running: Running) -> None:
+    run = running.want(LONG, "worker-killed")
+    running.at_round(run, 5)
+    os.kill(int((running.folder / "east" / "worker.pid").read_text()), signal.SIGKILL)
+    running.finished(run)
+    failures = [each for each in exchanges(run) if each["failed"]]
+    assert len({each["round"] for each in failures}) <= 1
+    assert all(list(each["failed"]) == ["east"] for each in failures)
+    assert status(run)["submitted"] == 1
+    assert status(run)["summary"]["error"] < 1e-3
+
+
+def test_a_site_that_is_killed_comes_back_by_itself(running: Running) -> None:
+    run = running.want(LONG, "site-killed")
+    running.at_round(run, 5)
+    os.kill(running.process(f"client_train -m {(running.folder / 'south').resolve()}"), signal.SIGKILL)
+    running.finished(run, 240)
+    assert status(run)["submitted"] >= 2
+    if not any(each["failed"] for each in exchanges(run)):
+        same(run)
+    assert status(run)["summary"]["error"] < 1e-3
+
+
+def test_a_server_that_is_killed_goes_on_from_its_last_round(running: Running) -> None:
+    run = running.want(LONG, "server-killed")
+    running.at_round(run, 5)
+    os.kill(running.process(f"server_train -m {(running.home / 'server').resolve()}"), signal.SIGKILL)
+    running.finished(run, 240)
+    same(run)
+    seen = rounds(run)
+    again = [number for before, number in itertools.pairwise(seen) if number <= before]
+    assert len(again) <= 1  # at most the round in which it was killed
+    assert status(run)["submitted"] >= 2
+
+
+def test_a_job_that_brings_code_is_refused(running: Running, tmp_path: Path) -> None:
+    from nvflare.fuel.flare_api.flare_api import new_secure_session
+
+    study = Study.read(running.folder / "study.toml")
+    package = tmp_path / "evil"
+    coordinator.write_job(package, "evil", list(SITES), list(SITES), study)
+    custom = package / "app" / "custom"
+    custom.mkdir()
+    (custom / "evil.py").write_text("class Site:\n    pass\n")
+    config = package / "app" / "config" / "config_fed_client.json"
+    config.write_text(config.read_text().replace("fedbilevel.federation.site.Site", "evil.Site"))
+    session = new_secure_session("coordinator@hospitals.org", str(running.home / "coordinator"), timeout=10.0)
+    try:
+        job = session.submit_job(str(package))
+        wait(lambda: _ended(session, job), 60, lambda: str(session.get_job_meta(job)))
+        assert "COMPLETED" not in str(session.get_job_status(job))
+    finally:
+        session.close()
+
+
+def _ended(session: Any, job: str) -> bool:
+    word = str(session.get_job_status(job))
+    return word.startswith("FINISHED") or word == "FAILED_TO_RUN"
+
+
+def test_who_has_no_valid_kit_cannot_join(running: Running, tmp_path: Path) -> None:
+    """Another project's kit, a kit of ours whose certificate was made by somebody else, and a revoked one."""
+    other = Running(tmp_path)  # has the same names, and its own authority
+    stranger = project.unpack(project.kit(other.home, "north"), tmp_path / "stranger")
+    for file in ("fed_client.json",):  # it even knows where our server is
+        path = tmp_path / "stranger" / "startup" / file
+        port = project.load(running.home).port
+        path.write_text(path.read_text().replace(f":{stranger['port']}", f":{port}"))
+    impostor = _child(
+        ["join", str(project.kit(other.home, "north")), "--data", "builtin", "--folder", str(tmp_path / "stranger")],
+        tmp_path / "stranger.log",
+    )
+    extra = project.add(running.home, "west")
+    running.join("west", extra)
+    try:
+        wait(lambda: "west" in running.connected(), 90, lambda: (running.folder / "west.log").read_text())
+        assert "connected." not in (tmp_path / "stranger.log").read_text()
+        refused = (tmp_path / "stranger" / "site.log").read_text()
+        assert "Successfully registered client" not in refused
+        project.revoke(running.home, "west")
+        wait(lambda: "west" not in running.connected(), 60, lambda: str(running.connected()))
+        end([running.children["west"]])
+        running.join("west", _kept(extra, running))
+        time.sleep(15)
+        assert "west" not in running.connected()
+    finally:
+        end([impostor, running.children.pop("west")])
+
+
+def _kept(kit: Path, running: Running) -> Path:
+    """The revoked party still has its copy of the kit."""
+    copy = running.folder / kit.name
+    project.pack(running.folder / "west", copy)
+    return copy
