@@ -138,3 +138,36 @@ def test_too_few_answers_stop_the_round(tmp_path: Path) -> None:
     engine.parties[2].handle = lambda message: b"nonsense"  # pyright: ignore
     with pytest.raises(NoQuorum, match="round 2: only 3 of 4 clients"):
         engine.advance(state, 1)
+
+
+@pytest.mark.parametrize("name", ["fedbioacc", "commfedbio", "private"])
+def test_a_worker_that_is_started_again_in_the_middle_of_a_round_sits_it_out(name: str, tmp_path: Path) -> None:
+    """What it would answer belongs to a memory it no longer has. The others go on, and so does it, a round later."""
+    whole = case(name)
+    engine = flaky(whole, tmp_path, {})
+    state = engine.advance(engine.start(3), 2)
+    seen: list[tuple[int, str]] = []
+    usual = engine.ask
+
+    def ask(messages: Any, kind: str) -> Any:
+        header = decode(messages[0])[0] if 0 in messages else {}
+        if header.get("action") == "run" and header["answers"] == 1 and header["committed"] == 2 and not seen:
+            engine.accidents[3, "run", 0] = "restart"
+            seen.append((header["committed"], header["method"]))
+        return usual(messages, kind)
+
+    engine.ask = ask  # pyright: ignore
+    engine.transport = engine
+    before = engine.parties[0].kept[-1]
+    state = engine.advance(state, 1)
+    assert seen
+    assert {(f.round, f.client) for f in engine.failures} == {(3, 0)}
+    assert "middle of the round" in engine.failures[0].reason
+    after = engine.parties[0].kept[-1]
+    assert after.round == before.round == 2
+    assert identical(after.memory, before.memory)
+    assert identical(after.blocks, before.blocks)
+    state = engine.advance(state, 2)
+    assert state.finite
+    assert len(engine.failures) == 1
+    assert engine.parties[0].kept[-1].round == 5

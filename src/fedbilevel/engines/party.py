@@ -1,5 +1,6 @@
 """A client of a federation: its data, its memory, its blocks of a private x, behind one door for messages."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -25,10 +26,15 @@ def all_finite(tree: Any) -> bool:
     return all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(tree))
 
 
+TRACED: Counter[str] = Counter()
+"""How often each method was traced in this process, to be compiled."""
+
+
 @partial(jax.jit, static_argnames=("program", "method"))
 def _call(
     program: Program, method: str, data: Data, id: jax.Array, key: Key, memory: Any, broadcast: Any
 ) -> tuple[Any, Any]:
+    TRACED[method] += 1
     client = replace(program.layout.client(program.problem, data, 0, data.weights[0]), id=id)
     return getattr(program.algorithm, method)(client, memory, jax.random.fold_in(key, id), *broadcast)
 

@@ -203,6 +203,8 @@ def _compute(folder: Path, sites: list[str]) -> None:
         if header["plan"] != digest:
             raise FedbilevelError(f"{sites[m]} would compute something else: its exchanges differ from the server's.")
 
+    if study.rules.probe:
+        write_atomically(folder / "probe.json", json.dumps(_probe(transport, study.rules.probe)).encode())
     with (folder / EXCHANGES).open("a") as log, Appender(folder) as records:
         engine = Federation(
             program,
@@ -245,3 +247,38 @@ def _compute(folder: Path, sites: list[str]) -> None:
     summary |= {"bytes_down": engine.bytes_down, "bytes_up": engine.bytes_up}
     with contextlib.suppress(ValueError):
         note(folder, status="finished", summary=summary, failure="")
+
+
+def _probe(transport: Sites, sizes: tuple[int, ...]) -> dict[str, Any]:
+    """How long an exchange of so many floats in both directions takes, with all sites at once."""
+    import numpy as np
+
+    from fedbilevel.engines.messages import encode
+
+    found = {}
+    for size in sizes:
+        message = encode({"action": "echo"}, {"floats": np.random.default_rng(0).normal(size=size).astype(np.float32)})
+        asked = dict.fromkeys(range(len(transport.sites)), message)
+        seconds: list[float] = []
+        on_wire = _loopback()
+        while len(seconds) < 20 and sum(seconds) < 10.0:
+            began = time.perf_counter()
+            answers = transport.ask(asked, "echo")
+            seconds.append(time.perf_counter() - began)
+            if not all(isinstance(answer, bytes) for answer in answers.values()):
+                break
+        found[str(size)] = {
+            "seconds": seconds[1:],  # the first opens connections
+            "message": len(message),
+            "sites": len(asked),
+            "loopback": (_loopback() - on_wire) / len(seconds),
+        }
+    return found
+
+
+def _loopback() -> int:
+    """Bytes that went over the loopback device of this machine, where the system counts them."""
+    try:
+        return int(Path("/sys/class/net/lo/statistics/tx_bytes").read_text())
+    except (OSError, ValueError):
+        return 0

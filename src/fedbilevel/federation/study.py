@@ -41,6 +41,7 @@ class Rules:
     setup_deadline: float = _option(300.0, "seconds to load the data and to compile")
     patience: float = _option(60.0, "seconds to wait for parties that are away before going on without them")
     weights: str = _option("equal", "'equal', or 'size': by the number of training rows")
+    probe: tuple[int, ...] = _option((), "before the run, measure exchanges of so many floats; see probe.json")
 
 
 @dataclass(frozen=True)
