@@ -129,14 +129,14 @@ def simulated(run: Path) -> dict[str, np.ndarray]:
         return {name: np.asarray(leaf) for name, leaf in named_leaves({"x": result.x, "y": result.y}).items()}
 
 
-def same(run: Path) -> None:
+def same(run: Path, tolerance: float = 1e-10) -> None:
     """The federation came to the simulator's numbers."""
     _, found = decode((run / "solution.safetensors").read_bytes())
     expected = simulated(run)
     assert found.keys() == expected.keys()
     for name, array in expected.items():
         assert found[name].dtype == np.float64
-        np.testing.assert_allclose(found[name], array, rtol=1e-10, atol=1e-10)
+        np.testing.assert_allclose(found[name], array, rtol=tolerance, atol=tolerance)
 
 
 CASES = {
@@ -157,42 +157,53 @@ def test_real_processes_give_the_simulators_numbers(running: Running, name: str)
     assert any(line["run"] == name and line["left"] and line["bytes_out"] for line in served)
 
 
-LONG = quadratic(algorithm={"name": "fedbio"}, run={"rounds": 120, "every": 40}, federation={"deadline": 30.0})
+LONG = quadratic(
+    algorithm={"name": "fedbioacc-local"},
+    task={"variant": "T4"},
+    run={"rounds": 200, "every": 50},
+    federation={"deadline": 30.0},
+)
 
 
-def test_a_worker_that_is_killed_costs_an_answer_at_most(running: Running) -> None:
-    run = running.want(LONG, "worker-killed")
-    running.at_round(run, 5)
-    os.kill(int((running.folder / "east" / "worker.pid").read_text()), signal.SIGKILL)
-    running.finished(run)
-    failures = [each for each in exchanges(run) if each["failed"]]
-    assert len({each["round"] for each in failures}) <= 1
-    assert all(list(each["failed"]) == ["east"] for each in failures)
-    assert status(run)["submitted"] == 1
-    assert status(run)["summary"]["error"] < 1e-3
+def kill(running: Running, whom: str) -> None:
+    if whom == "worker":
+        os.kill(int((running.folder / "east" / "worker.pid").read_text()), signal.SIGKILL)
+    elif whom == "site":
+        os.kill(running.process(f"client_train -m {(running.folder / 'south').resolve()}"), signal.SIGKILL)
+    else:
+        os.kill(running.process(f"server_train -m {(running.home / 'server').resolve()}"), signal.SIGKILL)
 
 
-def test_a_site_that_is_killed_comes_back_by_itself(running: Running) -> None:
-    run = running.want(LONG, "site-killed")
-    running.at_round(run, 5)
-    os.kill(running.process(f"client_train -m {(running.folder / 'south').resolve()}"), signal.SIGKILL)
-    running.finished(run, 240)
-    assert status(run)["submitted"] >= 2
-    if not any(each["failed"] for each in exchanges(run)):
-        same(run)
-    assert status(run)["summary"]["error"] < 1e-3
-
-
-def test_a_server_that_is_killed_goes_on_from_its_last_round(running: Running) -> None:
-    run = running.want(LONG, "server-killed")
-    running.at_round(run, 5)
-    os.kill(running.process(f"server_train -m {(running.home / 'server').resolve()}"), signal.SIGKILL)
-    running.finished(run, 240)
-    same(run)
+def survives(running: Running, run: Path, whom: list[str]) -> None:
+    """The run comes to the right answer by itself, whoever is killed in the middle of it."""
+    at = 5
+    for each in whom:
+        running.at_round(run, at)
+        kill(running, each)
+        at += 40
+    running.finished(run, 300)
+    lost = [each for each in exchanges(run) if each["failed"]]
+    # A worker costs one answer, if any; who is killed otherwise has the round repeated.
+    assert len({each["round"] for each in lost}) <= 1, lost
+    same(run, 0.05 if lost else 1e-10)
+    assert status(run)["submitted"] == 1 + len(set(whom) - {"worker"})
     seen = rounds(run)
-    again = [number for before, number in itertools.pairwise(seen) if number <= before]
-    assert len(again) <= 1  # at most the round in which it was killed
-    assert status(run)["submitted"] >= 2
+    again = [number for before, number in itertools.pairwise(seen) if number < before]
+    assert len(again) <= len(whom)
+    assert all(before - number <= 1 for before, number in itertools.pairwise(seen))
+
+
+def test_a_run_in_which_everybody_is_killed_once_comes_to_its_end(running: Running) -> None:
+    """Of an algorithm whose clients remember: they go on from the last committed round."""
+    survives(running, running.want(LONG, "all-killed"), ["worker", "site", "server"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whom", ["worker", "site", "server"])
+@pytest.mark.parametrize("name", CASES)
+def test_whoever_is_killed_comes_back(running: Running, name: str, whom: str) -> None:
+    study = CASES[name] | {"run": CASES[name]["run"] | {"rounds": 60, "every": 60}}
+    survives(running, running.want(study, f"{name}-{whom}-killed"), [whom])
 
 
 def test_a_job_that_brings_code_is_refused(running: Running, tmp_path: Path) -> None:

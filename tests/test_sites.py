@@ -284,6 +284,7 @@ def named(engine: Messaging, state: Any) -> dict[str, Any]:
     ("limits", "said"),
     [
         (Limits(tasks=("fairness",)), "does not take part in the task 'regularization'"),
+        (Limits(experiment="another"), "the experiment of its kit only"),
         (Limits(min_clients=5), "wants at least 5 parties, but there are 3"),
         (Limits(min_rows=1000), "shares sums of at least 1000 only"),
         (Limits(largest_upload=1e-5), "it sends at most"),

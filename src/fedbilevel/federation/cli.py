@@ -266,6 +266,7 @@ def join(
     task: Annotated[list[str] | None, typer.Option(help="Take part in these tasks only; may be repeated.")] = None,
     min_clients: Annotated[int, typer.Option(help="Least number of parties.")] = 2,
     min_rows: Annotated[int, typer.Option(help="Least number of own training rows, of which sums are shared.")] = 10,
+    strict: Annotated[bool, typer.Option("--strict", help="Take part in the kit's experiment only.")] = False,
 ) -> None:
     """Take part with this site's data, until Ctrl-C. The data stay here."""
     from fedbilevel.federation import join as joining
@@ -281,7 +282,7 @@ def join(
             raise FedbilevelError(f"--column needs NAME=YOURS, for instance --column age=Alter, not '{pair}'.")
         columns[name] = own
     limits = Limits(largest_upload, tuple(algorithm or ()), tuple(task or ()), min_clients, min_rows)
-    place = joining.unpack(kit, folder, data, columns, limits)
+    place = joining.unpack(kit, folder, data, columns, limits, strict)
     preview(place, console)
     if dry_run:
         console.print("This was a dry run: nothing was sent.")

@@ -230,6 +230,8 @@ def want(folder: Path, study: Path, name: str) -> Path:
     """Ask for a run; its folder."""
     Study.read(study)  # refuses what is wrong
     run = folder / "runs" / name
+    if run.exists():
+        raise FedbilevelError(f"there is a run {name} already: choose another name, or go on with it by --resume.")
     run.mkdir(parents=True)
     shutil.copy(study, run / STUDY)
     note(run, status="wanted", asked=time.time(), name=name)

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,17 @@ from fedbilevel.records import alone
 CLIENT = "nvflare.private.fed.app.client.client_train"
 
 
-def unpack(kit: Path, folder: Path | None, data: str, columns: Mapping[str, str], limits: Limits) -> Path:
-    """The folder of the site, with its settings."""
+def unpack(
+    kit: Path, folder: Path | None, data: str, columns: Mapping[str, str], limits: Limits, strict: bool = False
+) -> Path:
+    """The folder of the site, with its settings; a strict site takes part in the kit's experiment only."""
     project.needs_flare()
     if folder is None:
         folder = Path(kit.stem)
     about = project.unpack(kit, folder)
     if about["role"] != "site":
         raise FedbilevelError(f"this kit is for {about['party']}, a {about['role']}, who has no data.")
+    limits = replace(limits, experiment=about["experiment"] if strict else "")
     path = Path(data)
     place = str(path.resolve()) if path.exists() else data  # the processes of the site work elsewhere
     Settings(about["party"], place, dict(columns), limits).save(folder)

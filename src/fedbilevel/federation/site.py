@@ -37,6 +37,7 @@ class Site:
     def setup(self, message: bytes, seconds: float) -> bytes:
         """A message that every new worker gets."""
         with self.lock:
+            self._set_up()
             answer = self._ask(message, seconds)
             self.first.append((message, seconds))
             return answer
@@ -45,11 +46,15 @@ class Site:
     def handle(self, message: bytes, seconds: float) -> bytes:
         """A message of a round."""
         with self.lock:
-            if self.process is None or self.process.poll() is not None:
-                for earlier, patience in self.first:
-                    self._ask(earlier, patience)
-                    seconds = max(seconds, patience)  # it compiles again
-            return self._ask(message, seconds)
+            return self._ask(message, max(seconds, self._set_up()))
+
+    def _set_up(self) -> float:
+        """Tell a new worker what the one before was told; how long a message may take then, as it compiles again."""
+        if self.process is not None and self.process.poll() is None:
+            return 0.0
+        for message, seconds in self.first:
+            self._ask(message, seconds)
+        return max((seconds for _, seconds in self.first), default=0.0)
 
     def _ask(self, message: bytes, deadline: float) -> bytes:
         if self.process is None or self.process.poll() is not None:

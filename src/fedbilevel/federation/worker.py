@@ -27,6 +27,7 @@ class Limits:
     tasks: tuple[str, ...] = ()
     min_clients: int = 2  # parties of the federation
     min_rows: int = 10  # training rows of this site, of which sums are shared
+    experiment: str = ""  # only this text of an experiment
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,8 @@ class Worker:
         self.run = header["run"]
         self.study = study.from_text(header["study"], self.folder / "runs" / self.run)
         limits, name = self.settings.limits, self.study.experiment.task
+        if limits.experiment and header["study"] != limits.experiment:
+            raise FedbilevelError("it takes part in the experiment of its kit only, and this is another one.")
         if limits.tasks and name not in limits.tasks:
             raise FedbilevelError(f"it does not take part in the task '{name}'.")
         if header["clients"] < limits.min_clients:
