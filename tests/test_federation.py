@@ -206,6 +206,7 @@ def test_whoever_is_killed_comes_back(running: Running, name: str, whom: str) ->
     survives(running, running.want(study, f"{name}-{whom}-killed"), [whom])
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what FLARE calls
 def test_a_job_that_brings_code_is_refused(running: Running, tmp_path: Path) -> None:
     from nvflare.fuel.flare_api.flare_api import new_secure_session
 
