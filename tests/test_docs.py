@@ -136,7 +136,7 @@ def test_your_own_problem_gives_what_the_page_says(tmp_path: Path) -> None:
 
 
 def test_messages_are_sent_as_the_page_says(tmp_path: Path) -> None:
-    (code,) = blocks("deploy.md", "python")
+    (code,) = blocks("federation.md", "python")
     down, up = numbers(run("-c", code, cwd=tmp_path, **QUICK))
     assert down > 0
     assert up > 0
