@@ -33,7 +33,7 @@ OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_leng
 def federation(folder: Path) -> tuple[dict[str, Any], Path]:
     """Probe a real federation, and run an algorithm."""
     study: dict[str, Any] = {
-        "task": {"name": "quadratic", "clients": SITES, "p": 200, "d": 200},
+        "task": {"name": "quadratic", "clients": SITES, "p": 50, "d": 50},
         "algorithm": {"name": "fedbioacc"},
         "run": {"rounds": ROUNDS, "every": ROUNDS},
         "federation": {"probe": list(SIZES)},

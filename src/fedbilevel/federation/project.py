@@ -231,7 +231,10 @@ def _provision(project: Project, folder: Path) -> None:
                 "path": "nvflare.lighter.impl.workspace.WorkspaceBuilder",
                 "args": {"template_file": ["master_template.yml"]},
             },
-            {"path": "nvflare.lighter.impl.static_file.StaticFileBuilder", "args": {"config_folder": "config"}},
+            {
+                "path": "nvflare.lighter.impl.static_file.StaticFileBuilder",
+                "args": {"config_folder": "config", "scheme": "tcp"},
+            },
             {"path": "nvflare.lighter.impl.cert.CertBuilder", "args": {"root_valid_days": 3650}},
             {"path": "nvflare.lighter.impl.signature.SignatureBuilder"},
         ],

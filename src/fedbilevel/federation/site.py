@@ -81,7 +81,9 @@ class Site:
         again = ["again"] if self.process is not None else []
         command = [sys.executable, "-m", "fedbilevel.federation.worker", str(self.folder), *again]
         with (self.folder / "worker.log").open("ab") as log:
-            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, pipesize=1 << 20
+            )  # where pipes have a size, a message of usual size goes through at once
         (self.folder / "worker.pid").write_text(str(self.process.pid))
 
 

@@ -203,7 +203,7 @@ class Worker:
             "bytes_in": len(message),
             "bytes_out": len(answer),
             "left": {
-                name: {"shape": list(a.shape), "type": str(a.dtype), "norm": float(np.linalg.norm(a.astype(float)))}
+                name: {"shape": list(a.shape), "type": str(a.dtype), "norm": float(np.sqrt(np.vdot(a, a)))}
                 for name, a in left.items()
             },
             "error": said.get("error", ""),
