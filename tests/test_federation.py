@@ -4,7 +4,10 @@ import contextlib
 import itertools
 import json
 import os
+import shutil
 import signal
+import socket
+import ssl
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +26,7 @@ pytest.importorskip("nvflare")
 
 from fedbilevel.federation import coordinator, project
 from fedbilevel.federation.demo import _child, end, free_port
+from fedbilevel.federation.join import obstacle
 from fedbilevel.federation.server import EXCHANGES, status
 from fedbilevel.federation.study import Study
 
@@ -236,10 +240,12 @@ def test_who_has_no_valid_kit_cannot_join(running: Running, tmp_path: Path) -> N
     """Another project's kit, a kit of ours whose certificate was made by somebody else, and a revoked one."""
     other = Running(tmp_path)  # has the same names, and its own authority
     stranger = project.unpack(project.kit(other.home, "north"), tmp_path / "stranger")
-    for file in ("fed_client.json",):  # it even knows where our server is
-        path = tmp_path / "stranger" / "startup" / file
-        port = project.load(running.home).port
-        path.write_text(path.read_text().replace(f":{stranger['port']}", f":{port}"))
+    place = tmp_path / "stranger"
+    about = place / "kit.json"  # it even knows where our server is
+    about.write_text(about.read_text().replace(f": {stranger['port']}", f": {project.load(running.home).port}"))
+    assert "has no certificate of this federation" in obstacle(place)
+    shutil.copy(running.home / "server" / "startup" / "rootCA.pem", place / "startup" / "rootCA.pem")  # and trusts it
+    assert "does not accept the certificate" in obstacle(place)
     impostor = _child(
         ["join", str(project.kit(other.home, "north")), "--data", "builtin", "--folder", str(tmp_path / "stranger")],
         tmp_path / "stranger.log",
@@ -248,17 +254,30 @@ def test_who_has_no_valid_kit_cannot_join(running: Running, tmp_path: Path) -> N
     running.join("west", extra)
     try:
         wait(lambda: "west" in running.connected(), 90, lambda: (running.folder / "west.log").read_text())
-        assert "connected." not in (tmp_path / "stranger.log").read_text()
-        refused = (tmp_path / "stranger" / "site.log").read_text()
-        assert "Successfully registered client" not in refused
+        assert "does not accept the certificate" in (tmp_path / "stranger.log").read_text()
         project.revoke(running.home, "west")
         wait(lambda: "west" not in running.connected(), 60, lambda: str(running.connected()))
         end([running.children["west"]])
         running.join("west", _kept(extra, running))
-        time.sleep(15)
+        log = running.folder / "west.log"
+        wait(lambda: "refuses this site" in log.read_text(), 60, log.read_text)
         assert "west" not in running.connected()
     finally:
         end([impostor, running.children.pop("west")])
+
+
+def test_who_has_no_certificate_is_not_even_heard(running: Running) -> None:
+    port = project.load(running.home).port
+    context = ssl.create_default_context(cafile=str(running.home / "server" / "startup" / "rootCA.pem"))
+
+    def talk() -> None:
+        plain = socket.create_connection(("localhost", port), 10)
+        with context.wrap_socket(plain, server_hostname="localhost") as wire:
+            wire.sendall(b"x" * 100)
+            wire.recv(1)  # the refusal comes with the first answer at the latest
+
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        talk()
 
 
 def _kept(kit: Path, running: Running) -> Path:

@@ -1,6 +1,8 @@
 """A site's process: checks its data, and keeps FLARE's client alive until it is asked to end."""
 
 import json
+import socket
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -38,6 +40,32 @@ def about(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "kit.json").read_text())
 
 
+def obstacle(folder: Path) -> str:
+    """Why the server cannot be reached with this kit, in words; empty if it can. FLARE itself tries again and again
+    without a word.
+    """
+    known, start = about(folder), folder / "startup"
+    place = f"{known['host']}:{known['port']}"
+    context = ssl.create_default_context(cafile=str(start / "rootCA.pem"))
+    context.load_cert_chain(start / "client.crt", start / "client.key")
+    try:
+        plain = socket.create_connection((known["host"], known["port"]), 5)
+        with context.wrap_socket(plain, server_hostname=known["host"]) as wire:
+            wire.settimeout(1.0)
+            wire.recv(1)  # a server that does not accept the certificate says so now; others wait
+    except TimeoutError:
+        return ""
+    except ssl.SSLCertVerificationError:
+        return (
+            f"the server at {place} has no certificate of this federation: it is another one, or somebody in between."
+        )
+    except (ssl.SSLError, ConnectionResetError):
+        return f"the server at {place} does not accept the certificate of this kit: it is of another federation."
+    except OSError as error:
+        return f"{place} cannot be reached ({error}): is the server started, and its port open?"
+    return f"the server at {place} closes the connection: it does not accept the certificate of this kit."
+
+
 class Joined:
     """A site that takes part until it is asked to end."""
 
@@ -50,6 +78,7 @@ class Joined:
         with alone(self.folder):
             try:
                 while True:
+                    self._reach()
                     self.client = process.start(
                         CLIENT,
                         ["-m", str(self.folder), "-s", "fed_client.json", "--set", "secure_train=true",
@@ -64,6 +93,15 @@ class Joined:
             finally:
                 if self.client is not None:
                     process.end(self.client)
+
+    def _reach(self) -> None:
+        """Wait until the server can be reached; say why not, once."""
+        said = ""
+        while reason := obstacle(self.folder):
+            if reason != said:
+                self.say(f"{reason} Trying again until you press Ctrl-C.")
+                said = reason
+            time.sleep(2)
 
     def _wait(self) -> None:
         """Until the client ends; say what it says of the connection."""
