@@ -9,6 +9,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -202,6 +203,49 @@ def test_a_run_in_which_everybody_is_killed_once_comes_to_its_end(running: Runni
     survives(running, running.want(LONG, "all-killed"), ["worker", "site", "server"])
 
 
+def test_a_worker_that_hangs_costs_an_answer_and_is_started_again(running: Running) -> None:
+    study = quadratic(
+        algorithm={"name": "fedbio"},
+        run={"rounds": 60, "every": 60},
+        federation={"deadline": 3.0, "setup_deadline": 60.0},
+    )
+    run = running.want(study, "worker-hangs")
+    running.at_round(run, 5)
+    hanging = int((running.folder / "east" / "worker.pid").read_text())
+    os.kill(hanging, signal.SIGSTOP)
+    running.finished(run)
+    lost = [each for each in exchanges(run) if each["failed"]]
+    assert 1 <= len(lost) <= 30
+    assert all(list(each["failed"]) == ["east"] for each in lost)
+    assert "took over 3 seconds" in lost[0]["failed"]["east"] or "in time" in lost[0]["failed"]["east"]
+    assert exchanges(run)[-1]["answered"] == list(SITES)
+    assert int((running.folder / "east" / "worker.pid").read_text()) != hanging
+    same(run, 0.05)
+
+
+def test_the_coordinators_command_may_be_interrupted(running: Running) -> None:
+    path = running.folder / "interrupted.toml"
+    path.write_text(tomli_w.dumps(quadratic(algorithm={"name": "fedbio"}, run={"rounds": 40, "every": 10})))
+    command = [sys.executable, "-m", "fedbilevel", "federation", "run"]
+    where = ["--federation", str(running.home)]
+    first = subprocess.Popen(
+        [*command, str(path), "--name", "interrupted", *where],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    run = running.home / "runs" / "interrupted"
+    running.at_round(run, 3)
+    first.send_signal(signal.SIGINT)
+    said, _ = first.communicate(timeout=60)
+    assert first.returncode == 130
+    assert "The run goes on at the server" in said
+    again = subprocess.run([*command, "--resume", *where], capture_output=True, text=True, timeout=180, check=False)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "Results in" in again.stdout
+    same(run)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("whom", ["worker", "site", "server"])
 @pytest.mark.parametrize("name", CASES)
@@ -285,3 +329,31 @@ def _kept(kit: Path, running: Running) -> Path:
     copy = running.folder / kit.name
     project.pack(running.folder / "west", copy)
     return copy
+
+
+def processes(folder: Path) -> list[str]:
+    return subprocess.run(["pgrep", "-f", str(folder)], capture_output=True, text=True, check=False).stdout.split()
+
+
+@pytest.mark.slow
+def test_the_demo_ends_with_a_report_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fedbilevel", "federation", "demo", "--out", str(tmp_path / "demo")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "demo" / "report.html").stat().st_size > 1e5
+    assert "all, mean" in done.stdout
+    assert not processes(tmp_path / "demo")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_demo_that_is_ended_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
+    folder = tmp_path / "demo"
+    command = [sys.executable, "-m", "fedbilevel", "federation", "demo", "--out", str(folder), "--rounds", "5000"]
+    demo = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    run = folder / "hospitals" / "runs" / "demo"
+    wait(lambda: rounds(run)[-1] >= 3, 180, lambda: "no rounds")
+    assert len(processes(folder)) > 10
+    demo.send_signal(number)
+    demo.wait(60)
+    wait(lambda: not processes(folder), 30, lambda: "processes: " + " ".join(processes(folder)))

@@ -105,7 +105,15 @@ def run(
         if not path.is_file():
             raise FedbilevelError(f"there is no experiment file {path}.")
         place = coordinator.want(folder, path, name or f"{datetime.now():%Y%m%d-%H%M%S}")
-    follow(place)
+    try:
+        follow(place)
+    except KeyboardInterrupt as interrupt:
+        console.print(
+            f"The run goes on at the server. Follow it again: fedbilevel federation run --resume --federation {folder}",
+            soft_wrap=True,
+            highlight=False,
+        )
+        raise SystemExit(143 if isinstance(interrupt, Terminated) else 130) from None
 
 
 def follow(place: Path) -> dict[str, Any]:
@@ -114,30 +122,21 @@ def follow(place: Path) -> dict[str, Any]:
     from fedbilevel.records import read
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[seen]}"))
-    try:
-        with Progress(*columns, TimeElapsedColumn(), console=console) as bars:
-            bar = bars.add_task("waiting", total=None, seen="")
-            while True:
-                known = status(place)
-                word = known.get("status", "wanted")
-                rows = read(place)
-                seen = known.get("waits") or ""
-                if rows:
-                    shown = [k for k in known.get("headline", {}) if k in rows[-1]]
-                    seen = ", ".join(f"{k} {rows[-1][k]:.4g}" for k in shown if rows[-1][k] is not None)
-                done = rows[-1]["round"] if rows else 0
-                bars.update(bar, description=word, total=known.get("rounds"), completed=done, seen=seen)
-                if word in ("finished", "failed", "stopped"):
-                    break
-                time.sleep(0.3)
-    except KeyboardInterrupt as interrupt:
-        console.print(
-            f"The run goes on at the server. Follow it again: fedbilevel federation run --resume --federation "
-            f"{place.parent.parent}",
-            soft_wrap=True,
-            highlight=False,
-        )
-        raise SystemExit(143 if isinstance(interrupt, Terminated) else 130) from None
+    with Progress(*columns, TimeElapsedColumn(), console=console) as bars:
+        bar = bars.add_task("waiting", total=None, seen="")
+        while True:
+            known = status(place)
+            word = known.get("status", "wanted")
+            rows = read(place)
+            seen = known.get("waits") or ""
+            if rows:
+                shown = [k for k in known.get("headline", {}) if k in rows[-1]]
+                seen = ", ".join(f"{k} {rows[-1][k]:.4g}" for k in shown if rows[-1][k] is not None)
+            done = rows[-1]["round"] if rows else 0
+            bars.update(bar, description=word, total=known.get("rounds"), completed=done, seen=seen)
+            if word in ("finished", "failed", "stopped"):
+                break
+            time.sleep(0.3)
     for name, reason in known.get("refused", {}).items():
         console.print(f"{name}: {escape(reason)}", highlight=False, soft_wrap=True)
     if known["status"] != "finished":

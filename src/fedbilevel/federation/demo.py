@@ -26,6 +26,7 @@ from fedbilevel.errors import FedbilevelError
 from fedbilevel.experiment import new_folder
 from fedbilevel.federation import coordinator, project
 from fedbilevel.federation.cli import follow
+from fedbilevel.interrupts import Terminated
 from fedbilevel.tasks.regularization import HEART_WORDS
 
 NAMES = ("cleveland", "hungarian", "switzerland", "va")
@@ -65,6 +66,9 @@ def run(out: Path | None, rounds: int, console: Console) -> Path:
         _wait(lambda: coordinator.pid(home) is not None, 60, children, "the server did not start")
         place = coordinator.want(home, folder / "heart.toml", "demo")
         follow(place)
+    except KeyboardInterrupt as interrupt:
+        console.print("Interrupted: stopping everything ...")
+        raise SystemExit(143 if isinstance(interrupt, Terminated) else 130) from None
     finally:
         end(children)
     written = page.write([place], folder / "report.html")
