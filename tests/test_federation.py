@@ -26,6 +26,7 @@ from fedbilevel.engines.messages import decode, named_leaves
 pytest.importorskip("nvflare")
 
 from fedbilevel.federation import coordinator, project
+from fedbilevel.federation.cli import missing
 from fedbilevel.federation.demo import _child, end, free_port
 from fedbilevel.federation.join import obstacle
 from fedbilevel.federation.server import EXCHANGES, status
@@ -218,6 +219,7 @@ def test_a_worker_that_hangs_costs_an_answer_and_is_started_again(running: Runni
     assert 1 <= len(lost) <= 30
     assert all(list(each["failed"]) == ["east"] for each in lost)
     assert "took over 3 seconds" in lost[0]["failed"]["east"] or "in time" in lost[0]["failed"]["east"]
+    assert missing(run)["east"][0] == len(lost)
     assert exchanges(run)[-1]["answered"] == list(SITES)
     assert int((running.folder / "east" / "worker.pid").read_text()) != hanging
     same(run, 0.05)

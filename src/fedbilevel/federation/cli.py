@@ -1,5 +1,7 @@
 """``fedbilevel federation ...``: what coordinators and sites type."""
 
+import contextlib
+import json
 import time
 from datetime import datetime
 from pathlib import Path
@@ -165,6 +167,10 @@ def show(place: Path) -> None:
         table.add_section()
     table.add_row("all, mean" if names else "all", *(number(last.get(n)) for n in names or known.get("headline", {})))
     console.print(table)
+    for name, (missed, reason) in missing(place).items():
+        console.print(
+            f"{name} missed {missed} exchanges; the last time: {escape(reason)}", highlight=False, soft_wrap=True
+        )
     sent = known["summary"]
     console.print(
         f"{sent['bytes_down'] / 1e6:.2f} MB to the sites, {sent['bytes_up'] / 1e6:.2f} MB from them. "
@@ -172,6 +178,19 @@ def show(place: Path) -> None:
         highlight=False,
         soft_wrap=True,
     )
+
+
+def missing(place: Path) -> dict[str, tuple[int, str]]:
+    """Who did not answer how many exchanges of a run, and why not the last time."""
+    from fedbilevel.federation.server import EXCHANGES
+
+    found: dict[str, tuple[int, str]] = {}
+    path = place / EXCHANGES
+    for line in path.read_text().splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):  # a line that was torn when the server was killed
+            for name, reason in json.loads(line)["failed"].items():
+                found[name] = (found.get(name, (0, ""))[0] + 1, reason)
+    return found
 
 
 @app.command("status")
