@@ -14,7 +14,7 @@ import pytest
 import fedbilevel as fb
 from fedbilevel import catalogue, comparison, grid
 from fedbilevel.records import runs
-from helpers import INTERRUPTIBLE
+from helpers import INTERRUPTIBLE, here
 from test_cli import fedbilevel
 
 GLOBAL = {
@@ -79,10 +79,10 @@ def test_compare_prints_json(tmp_path: Path) -> None:
     ],
 )
 def test_bad_comparisons_are_one_sentence(arguments: list[str], sentence: str, tmp_path: Path) -> None:
-    done = fedbilevel("compare", *arguments, cwd=tmp_path)
-    assert done.returncode == 2
-    assert sentence in done.stderr
-    assert done.stderr.count("\n") == 1
+    code, said = here("compare", *arguments, cwd=tmp_path)
+    assert code == 2
+    assert sentence in said
+    assert said.count("\n") == 1
 
 
 def test_the_catalogue_is_up_to_date() -> None:

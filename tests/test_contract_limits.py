@@ -14,8 +14,8 @@ LIMITS = [
         name,
         limit,
         id=f"{name}: {limit.name}",
-        # CI runs the first two of every algorithm, -m slow the others.
-        marks=pytest.mark.slow if number > 1 or limit.name.endswith("60 terms") else (),
+        # CI runs the first of every algorithm, -m slow the others.
+        marks=pytest.mark.slow if number > 0 or limit.name.endswith("60 terms") else (),
     )
     for name, entry in CONTRACT.items()
     for number, limit in enumerate(entry.limits)

@@ -166,7 +166,7 @@ def test_real_processes_give_the_simulators_numbers(running: Running, name: str)
 LONG = quadratic(
     algorithm={"name": "fedbioacc-local"},
     task={"variant": "T4"},
-    run={"rounds": 200, "every": 50},
+    run={"rounds": 120, "every": 40},
     federation={"deadline": 30.0},
 )
 
@@ -186,7 +186,7 @@ def survives(running: Running, run: Path, whom: list[str]) -> None:
     for each in whom:
         running.at_round(run, at)
         kill(running, each)
-        at += 40
+        at += 30
     running.finished(run, 300)
     lost = [each for each in exchanges(run) if each["failed"]]
     # A worker costs one answer, if any; who is killed otherwise has the round repeated.

@@ -101,7 +101,7 @@ def test_tasks_of_omniglot(drawings: DataSet) -> None:
         few_shot(**small, clients=34)
 
 
-@pytest.mark.parametrize("head", ["restart", "persistent"])
+@pytest.mark.parametrize("head", [pytest.param("restart", marks=pytest.mark.slow), "persistent"])
 def test_losses(head: str, drawings: DataSet) -> None:
     """Against numpy, given the features: turned as told, cross-entropy per task, the sum and the mean over tasks."""
     task = few_shot(ways=3, shots=1, queries=2, tasks=6, filters=4, held_out=4, adapt_steps=2, head=head, norm="none")

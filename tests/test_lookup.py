@@ -26,7 +26,7 @@ def _task(lookup: bool, pairs: bool = False) -> Task:
     return Task(problem, [{"train": rows(i), "val": rows(i[::-1])} for i in index], batch_size=2)
 
 
-@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize("pairs", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_same_numbers_in_both_engines(pairs: bool) -> None:
     algorithm = fb.FedBiO(lr_upper=0.1, lr_lower=0.1, lr_adjoint=0.1, local_steps=2)
     own = fb.solve(_task(False, pairs), algorithm, rounds=3)

@@ -247,7 +247,7 @@ def test_he_keeps_the_scale() -> None:
     assert identical(mlp(5, 2).init(jax.random.key(3)), mlp(5, 2).init(jax.random.key(3)))
 
 
-@pytest.mark.parametrize("library", ["flax", "equinox"])
+@pytest.mark.parametrize("library", [pytest.param("flax", marks=pytest.mark.slow), "equinox"])
 def test_examples_run(library: str) -> None:
     if find_spec(library) is None:
         pytest.skip(f"{library} is not installed")

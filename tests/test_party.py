@@ -79,7 +79,7 @@ def flaky(case: tuple[fb.Task, fb.Algorithm, Participation], folder: Path, accid
     return engine
 
 
-@pytest.mark.parametrize("name", MEMORIES)
+@pytest.mark.parametrize("name", MEMORIES[:-1])
 def test_a_commit_that_is_lost_comes_with_the_next_message(name: str, tmp_path: Path) -> None:
     whole = case(name)
     without = Local(*whole)
@@ -90,7 +90,7 @@ def test_a_commit_that_is_lost_comes_with_the_next_message(name: str, tmp_path: 
     assert identical(found, expected)
 
 
-@pytest.mark.parametrize("name", MEMORIES)
+@pytest.mark.parametrize("name", MEMORIES[:-1])
 def test_a_worker_that_is_started_again_costs_at_most_its_answers(name: str, tmp_path: Path) -> None:
     """Between rounds, it costs nothing."""
     whole = case(name)

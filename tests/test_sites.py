@@ -251,7 +251,7 @@ def test_weights_of_rows_never_leave_their_site(tmp_path: Path) -> None:
     wanted = study(
         tmp_path,
         task={"name": "data-cleaning", "hidden": 4},
-        algorithm={"name": "fedbioacc"},
+        algorithm={"name": "fedbio"},
         federation={"weights": "equal"},
     )
     sites = Sites(tmp_path, wanted)

@@ -147,6 +147,8 @@ def solve(
     checkpoints = Checkpoints(checkpoint) if isinstance(checkpoint, Path | str) else checkpoint
     saved, run = None, ""
     if checkpoints is not None:
+        if engine == "local":
+            raise FedbilevelError("checkpoints need engine='simulation': clients keep a part of the state.")
         how = (type(runner).__name__, batching, metrics, [d.name for d in watched])
         run = fingerprint(task, algorithm, chosen, seed, every, given, how)
         saved = checkpoints.newest(run, runner.restore)

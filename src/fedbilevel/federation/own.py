@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from sklearn.metrics import roc_auc_score
 
+from fedbilevel import scores
 from fedbilevel.core import Lookup
 from fedbilevel.errors import FedbilevelError, Names
 from fedbilevel.federation.schema import Examples
@@ -111,7 +111,7 @@ def regularization(
 
     def metrics(x: Any, y: Any) -> dict[str, float]:
         logits = tested @ np.asarray(y["weights"], float) + float(y["bias"])
-        auc = float(roc_auc_score(truth, logits)) if 0 < truth.mean() < 1 else float("nan")
+        auc = scores.auc(truth, logits) if 0 < truth.mean() < 1 else float("nan")
         return {"auc": auc, "test_loss": float(np.mean(np.logaddexp(0, logits) - truth * logits))}
 
     return Task(

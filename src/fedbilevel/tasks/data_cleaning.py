@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from sklearn.metrics import roc_auc_score
 
+from fedbilevel import scores
 from fedbilevel.algorithms import FedAvg
 from fedbilevel.core import Lookup, Problem
 from fedbilevel.data import DataSet, corrupt, shards
@@ -183,7 +183,7 @@ def data_cleaning(
         says = outputs(network.apply, y, tested).argmax(1)
         seen = {"accuracy": float(np.mean(says == test_labels))}
         if 0 < truth[own].mean() < 1:
-            seen["auc"] = float(roc_auc_score(truth[own], -np.asarray(x).reshape(own.shape)[own]))
+            seen["auc"] = scores.auc(truth[own], -np.asarray(x).reshape(own.shape)[own])
         return seen
 
     def findings(results: Mapping[str, Any]) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -211,7 +211,7 @@ def data_cleaning(
         rows = []
         for m, (share, says) in enumerate(zip(*findings(results), strict=True)):
             found = wrong[m][suspects(share, says, given[m])]
-            auc = float(roc_auc_score(wrong[m], -share)) if 0 < wrong[m].mean() < 1 else "-"
+            auc = scores.auc(wrong[m], -share) if 0 < wrong[m].mean() < 1 else "-"
             precision = float(found.mean()) if len(found) else "-"
             rows.append([m, len(share), int(wrong[m].sum()), len(found), int(found.sum()), precision, auc])
         title = "Suspects: labels that the model denies" + (f" (the first {SHOWN} clients)" if clients > SHOWN else "")

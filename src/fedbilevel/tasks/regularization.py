@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from sklearn.metrics import roc_auc_score
 
+from fedbilevel import scores
 from fedbilevel.algorithms import FedAvg
 from fedbilevel.core import Problem
 from fedbilevel.data import breast_cancer, heart_disease, iid, natural, split
@@ -166,7 +166,7 @@ def regularization(
     def metrics(x: Any, y: Any) -> dict[str, float]:
         logits = features.astype(float) @ np.asarray(y["weights"], float) + float(y["bias"])
         losses = np.logaddexp(0, logits) - labels * logits
-        auc = [float(roc_auc_score(labels[part], logits[part])) for part in rows[2]]
+        auc = [scores.auc(labels[part], logits[part]) for part in rows[2]]
         validation_loss = float(np.mean([losses[part].mean() for part in rows[1]]))
         return {
             "auc": float(np.mean(auc)),
