@@ -31,6 +31,7 @@ from fedbilevel.federation.demo import _child, end, free_port
 from fedbilevel.federation.join import obstacle
 from fedbilevel.federation.server import EXCHANGES, status
 from fedbilevel.federation.study import Study
+from helpers import INTERRUPTIBLE
 
 SITES = ("north", "east", "south")
 
@@ -226,8 +227,8 @@ def test_a_worker_that_hangs_costs_few_answers_and_is_started_again(running: Run
 
 def test_the_coordinators_command_may_be_interrupted(running: Running) -> None:
     path = running.folder / "interrupted.toml"
-    path.write_text(tomli_w.dumps(quadratic(algorithm={"name": "fedbio"}, run={"rounds": 40, "every": 10})))
-    command = [sys.executable, "-m", "fedbilevel", "federation", "run"]
+    path.write_text(tomli_w.dumps(quadratic(algorithm={"name": "fedbio"}, run={"rounds": 150, "every": 10})))
+    command = [*INTERRUPTIBLE, "federation", "run"]
     where = ["--federation", str(running.home)]
     first = subprocess.Popen(
         [*command, str(path), "--name", "interrupted", *where],
@@ -350,7 +351,7 @@ def test_the_demo_ends_with_a_report_and_leaves_nothing_behind(tmp_path: Path) -
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_demo_that_is_ended_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
     folder = tmp_path / "demo"
-    command = [sys.executable, "-m", "fedbilevel", "federation", "demo", "--out", str(folder), "--rounds", "5000"]
+    command = [*INTERRUPTIBLE, "federation", "demo", "--out", str(folder), "--rounds", "5000"]
     demo = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     run = folder / "hospitals" / "runs" / "demo"
     wait(lambda: rounds(run)[-1] >= 3, 180, lambda: "no rounds")

@@ -492,9 +492,12 @@ class Messaging:
             "held": sorted(kept),
         }
         answers = self._ask({m: (header, {}) for m in sorted({*ids, *scope.asked} - scope.failed)})
-        for client, (answer, _) in answers.items():
-            if "error" in answer:
-                self._late[client] = header
+        away = {client: answer["error"] for client, (answer, _) in answers.items() if "error" in answer}
+        if away:  # it may have lost what it remembered of this round: that is for people to know
+            self._late |= dict.fromkeys(away, header)
+            there = tuple(self.names[client] for client in answers if client not in away)
+            failed = {self.names[client]: reason for client, reason in away.items()}
+            self.served(Served(state.round, "commit", there, failed, 0, 0, 0.0))
         finite = all(bool(reply.get("finite", True)) for _, reply in answers.values()) and all_finite(public)
         renamed = [Blocks({f"state.{n}": 1.0}) if is_block(part) else part for n, part in enumerate(parts)]
         return state._replace(server=jax.tree.unflatten(structure, renamed), finite=finite)
