@@ -171,3 +171,26 @@ def test_a_worker_that_is_started_again_in_the_middle_of_a_round_sits_it_out(nam
     assert state.finite
     assert len(engine.failures) == 1
     assert engine.parties[0].kept[-1].round == 5
+
+
+@pytest.mark.parametrize("name", ["fedbioacc-local", "private"])
+def test_a_worker_that_is_started_again_before_the_commit_keeps_what_it_had(name: str, tmp_path: Path) -> None:
+    """It answered, and forgot with what: that is noted, and its memory is that of the round before."""
+    engine = flaky(case(name), tmp_path, {(3, "commit", 0): "restart"})
+    noted: list[Any] = []
+    engine.served = noted.append
+    state = engine.advance(engine.start(3), 2)
+    before = engine.parties[0].kept[-1]
+    state = engine.advance(state, 1)
+    assert not engine.accidents
+    assert [(each.round, each.method, list(each.failed)) for each in noted if each.failed] == [
+        (3, "commit", ["client 0"])
+    ]
+    after = engine.parties[0].kept[-1]
+    assert after.round == 2
+    assert identical(after.memory, before.memory)
+    assert identical(after.blocks, before.blocks)
+    state = engine.advance(state, 2)
+    assert state.finite
+    assert engine.parties[0].kept[-1].round == 5
+    assert not engine.failures

@@ -491,10 +491,13 @@ class Messaging:
             "projections": scope.projections,
             "held": sorted(kept),
         }
-        answers = self._ask({m: (header, {}) for m in sorted({*ids, *scope.asked} - scope.failed)})
+        headers = {
+            m: {**header, "answers": scope.answers.get(m, 0)} for m in sorted({*ids, *scope.asked} - scope.failed)
+        }
+        answers = self._ask({m: (own, {}) for m, own in headers.items()})
         away = {client: answer["error"] for client, (answer, _) in answers.items() if "error" in answer}
         if away:  # it may have lost what it remembered of this round: that is for people to know
-            self._late |= dict.fromkeys(away, header)
+            self._late |= {client: headers[client] for client in away if "stale" not in answers[client][0]}
             there = tuple(self.names[client] for client in answers if client not in away)
             failed = {self.names[client]: reason for client, reason in away.items()}
             self.served(Served(state.round, "commit", there, failed, 0, 0, 0.0))

@@ -1,5 +1,6 @@
 """A client of a federation: its data, its memory, its blocks of a private x, behind one door for messages."""
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -101,6 +102,8 @@ class Party:
             return encode({}, actions[header["action"]](header, arrays))
         except _Lost as error:
             return encode({"lost": True, "error": str(error)}, {})
+        except _Stale as error:
+            return encode({"stale": True, "error": str(error)}, {})
         except Exception as error:  # a client must answer, whatever its code or data do
             return encode({"error": f"{type(error).__name__}: {error}"}, {})
 
@@ -135,7 +138,8 @@ class Party:
                 f"exchange {header['exchange']} is '{exchange.method}' here, but '{header['method']}' was asked for."
             )
         if "late" in header:
-            self._commit(header["late"], {})
+            with contextlib.suppress(_Stale):
+                self._commit(header["late"], {})
         self._begin(header)
         if header["answers"] != self.answers and self.program.holds:
             raise FedbilevelError("it was started again in the middle of the round, and waits for the next one.")
@@ -207,7 +211,9 @@ class Party:
         """The end of a round: keep what the server's state refers to, forget the rest."""
         if self.kept and self.kept[-1].round >= header["round"]:  # it has done this
             return {}
-        self._begin(header)  # if it was started again meanwhile, it did not take part
+        self._begin(header)
+        if header["answers"] != self.answers and self.program.holds:
+            raise _Stale("it was started again before the end of the round, and goes on with what it had kept.")
         self._project(header["projections"])
         blocks = {name: self._combine(terms) for name, terms in header["blocks"].items()} or self.kept[-1].blocks
         self.kept = [*self.kept[-1:], Kept(header["round"], blocks, self.memory.get("run"))]
@@ -285,3 +291,7 @@ class Party:
 
 class _Lost(Exception):
     """The client was started again, and does not hold what the server thinks it does."""
+
+
+class _Stale(Exception):
+    """The client was started again, and does not have what it answered with in this round."""
