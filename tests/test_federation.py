@@ -103,6 +103,15 @@ def wait(ready: Callable[[], Any], seconds: float, otherwise: Callable[[], str])
     pytest.fail(f"not in {seconds} seconds: {otherwise()}")
 
 
+def processes(folder: Path) -> list[str]:
+    return subprocess.run(["pgrep", "-f", str(folder)], capture_output=True, text=True, check=False).stdout.split()
+
+
+def gone(folder: Path) -> None:
+    """No process of a federation is left, at the latest when the jobs have noticed that their site is gone."""
+    wait(lambda: not processes(folder), 15, lambda: "processes: " + " ".join(processes(folder)))
+
+
 def exchanges(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / EXCHANGES).read_text().splitlines() if line.endswith("}")]
 
@@ -121,8 +130,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     finally:
         found.end()
         del os.environ["JAX_ENABLE_X64"]
-        left = subprocess.run(["pgrep", "-f", str(found.folder)], capture_output=True, text=True, check=False).stdout
-        assert not left.split(), "processes were left behind"
+        gone(found.folder)
 
 
 def simulated(run: Path) -> dict[str, np.ndarray]:
@@ -333,10 +341,6 @@ def _kept(kit: Path, running: Running) -> Path:
     return copy
 
 
-def processes(folder: Path) -> list[str]:
-    return subprocess.run(["pgrep", "-f", str(folder)], capture_output=True, text=True, check=False).stdout.split()
-
-
 @pytest.mark.slow
 def test_the_demo_ends_with_a_report_and_leaves_nothing_behind(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fedbilevel", "federation", "demo", "--out", str(tmp_path / "demo")]
@@ -358,4 +362,4 @@ def test_a_demo_that_is_ended_leaves_nothing_behind(tmp_path: Path, number: sign
     assert len(processes(folder)) > 10
     demo.send_signal(number)
     demo.wait(60)
-    wait(lambda: not processes(folder), 30, lambda: "processes: " + " ".join(processes(folder)))
+    gone(folder)
