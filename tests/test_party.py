@@ -11,7 +11,7 @@ from contract import CONTRACT, noisy
 from fedbilevel.engines.local import Local
 from fedbilevel.engines.messages import decode, encode
 from fedbilevel.engines.messaging import NoQuorum
-from fedbilevel.engines.participation import Everyone, Participation
+from fedbilevel.engines.participation import Everyone, Participation, Uniform
 from helpers import identical, sample_weights
 
 MEMORIES = ["fedbioacc", "fedbioacc-local", "primal-dual", "commfedbio", "private"]
@@ -137,6 +137,19 @@ def test_too_few_answers_stop_the_round(tmp_path: Path) -> None:
     state = engine.advance(engine.start(3), 1)
     engine.parties[2].handle = lambda message: b"nonsense"  # pyright: ignore
     with pytest.raises(NoQuorum, match="round 2: only 3 of 4 clients"):
+        engine.advance(state, 1)
+
+
+@pytest.mark.parametrize("quorum", [0, 3])
+def test_a_cohort_smaller_than_the_quorum_has_to_answer_as_a_whole(quorum: int) -> None:
+    task, algorithm, _ = case("fedbioacc")
+    engine = Local(task, algorithm, Uniform(1))
+    engine.quorum = quorum
+    state = engine.advance(engine.start(3), 4)
+    assert state.round == 4
+    for party in engine.parties:
+        party.handle = lambda message: b"nonsense"  # pyright: ignore
+    with pytest.raises(NoQuorum, match="no client"):
         engine.advance(state, 1)
 
 

@@ -303,7 +303,8 @@ class Messaging:
         weights: of the clients, summing to 1.
         transport: how to reach them.
         server_data: the rows of the server, if the problem has any.
-        quorum: the least number of valid answers of an exchange; with fewer, the run stops.
+        quorum: the least number of valid answers of an exchange, or all where fewer are asked; 0: more than half of
+            those asked. With fewer, the run stops.
         run: the name under which clients keep what is theirs.
         names: what the clients are called in messages to people.
         served: called after every exchange.
@@ -376,8 +377,10 @@ class Messaging:
         own_key = {"key": np.asarray(jax.random.key_data(key))}
         headers: dict[int, dict[str, Any]] = {}
         leaves: dict[int, dict[str, Any]] = {}
+        asked = 0
         for position, client in enumerate(ids):
             alive = all(part.alive is None or part.alive[position] for part in broadcast if isinstance(part, Each))
+            asked += bool(alive)
             if not alive or client not in able:
                 continue
             parts = tuple(part.row(position) if isinstance(part, Each) else part for part in broadcast)
@@ -423,13 +426,16 @@ class Messaging:
         answered = tuple(self.names[client] for client in uploads)
         sent = (self.bytes_down - down, self.bytes_up - up)
         self.served(Served(round, header["method"], answered, failed, *sent, time.perf_counter() - began))
-        if len(uploads) < max(1, self.quorum):
+        if len(uploads) < max(1, self._quorum(asked)):
             reason = self.failures[-1] if self.failures else Failure(round, header["method"], ids[0], "it is away.")
             raise NoQuorum(
-                f"round {round}: {'no client' if not uploads else f'only {len(uploads)} of {len(ids)} clients'} "
+                f"round {round}: {'no client' if not uploads else f'only {len(uploads)} of {asked} clients'} "
                 f"answered '{header['method']}'; {self.names[reason.client]}: {reason.reason}"
             )
         return uploads
+
+    def _quorum(self, asked: int) -> int:
+        return min(self.quorum or asked // 2 + 1, asked)
 
     def start(self, seed: int, x: Any = None, y: Any = None) -> State:
         """Every party joins; then the algorithm's ``init``."""
@@ -458,7 +464,7 @@ class Messaging:
             messages[m] = (header, {**{k: np.asarray(v) for k, v in given.items()}, **init_key})
         away = {m: answer["error"] for m, (answer, _) in self._ask(messages).items() if "error" in answer}
         # At the start everybody has to be there; later those who are away fail exchanges, no more.
-        if away and (committed is None or len(messages) - len(away) < max(1, self.quorum)):
+        if away and (committed is None or len(messages) - len(away) < self._quorum(len(messages))):
             m, reason = next(iter(away.items()))
             raise NoQuorum(f"{self.names[m]} could not join: {reason}")
 

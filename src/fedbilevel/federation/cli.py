@@ -218,7 +218,8 @@ def show_status(federation: Which = None) -> None:
         runs.add_row(
             path.parent.name, run.get("task", ""), run.get("title", ""), run.get("status", ""), goal, escape(more)
         )
-    console.print(runs)
+    if runs.row_count:
+        console.print(runs)
 
 
 @app.command()

@@ -73,7 +73,12 @@ def _leaves(tree: Any) -> list[Any]:
 
 def _named(exchange: Exchange, party: Party) -> list[str]:
     leaves = named_leaves(without(exchange.upload, party.program.private))
-    return [f"{name}{list(leaf.shape)}" for name, leaf in leaves.items()]
+    return [f"{shown(name)}{list(leaf.shape)}" for name, leaf in leaves.items()]
+
+
+def shown(name: str) -> str:
+    """The name of an array of a message as people know it: that a vector holds a tree says nothing to them."""
+    return name.replace(".tree", "")
 
 
 def ledger(folder: Path, console: Console, last: int = 0) -> None:
@@ -82,23 +87,25 @@ def ledger(folder: Path, console: Console, last: int = 0) -> None:
     if not path.exists():
         raise FedbilevelError(f"{folder} has answered nothing yet, or is no folder of a site.")
     lines = [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{") and line.endswith("}")]
-    totals: dict[tuple[str, str], list[Any]] = defaultdict(lambda: [0, 0, 0, 0, {}])
+    runs: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(lambda: [0, 0, 0, 0, {}]))
     for line in lines:
-        entry = totals[line["run"], f"{line['action']} {line['method']}".strip()]
+        entry = runs[line["run"]][f"{line['action']} {line['method']}".strip()]
         entry[0] += 1
         entry[1] += line["bytes_in"]
         entry[2] += line["bytes_out"]
         entry[3] += bool(line["error"])
         entry[4] = line["left"] or entry[4]
-    table = Table("run", "asked for", "times", "refused or failed", "bytes in", "bytes out", "what left")
-    for (run, what), (times, came, left, failed, arrays) in totals.items():
-        shapes = ", ".join(f"{name}{a['shape']}" for name, a in arrays.items())
-        table.add_row(run, what, str(times), str(failed), f"{came:,}", f"{left:,}", escape(shapes))
-    console.print(table)
+    for run, totals in runs.items():
+        table = Table("asked for", "times", "failed", "bytes in", "bytes out", title=run, title_justify="left")
+        table.add_column("what left", overflow="fold")
+        for what, (times, came, left, failed, arrays) in totals.items():
+            shapes = ", ".join(f"{shown(name)}{arrays[name]['shape']}" for name in sorted(arrays))
+            table.add_row(what, str(times), str(failed), f"{came:,}", f"{left:,}", escape(shapes))
+        console.print(table)
     if last:
         each = Table("time", "asked for", "bytes out", "what left (norm)")
         for line in lines[-last:]:
-            arrays = ", ".join(f"{name} {a['norm']:.3g}" for name, a in line["left"].items())
+            arrays = ", ".join(f"{shown(name)} {a['norm']:.3g}" for name, a in sorted(line["left"].items()))
             when = np.datetime64(int(line["time"]), "s")
             each.add_row(
                 str(when),

@@ -139,7 +139,7 @@ def _compute(folder: Path, sites: list[str]) -> None:
     from fedbilevel.engines.participation import participation
     from fedbilevel.engines.plan import Program, trace
     from fedbilevel.errors import FedbilevelError
-    from fedbilevel.experiment import _describe, _save_solution
+    from fedbilevel.experiment import _describe, _save_solution, plain
     from fedbilevel.federation.engine import Federation
     from fedbilevel.federation.own import together
     from fedbilevel.federation.study import Study, facts_of_copy, plan_digest, server_task
@@ -212,13 +212,17 @@ def _compute(folder: Path, sites: list[str]) -> None:
             weights,
             transport,
             task.data,
-            quorum,
+            study.rules.quorum,
             folder.name,
             sites,
             lambda served: print(json.dumps({"time": time.time(), **served._asdict()}), file=log, flush=True),
         )
         engine.task = None if own else task
-        write_atomically(folder / CONFIG, configuration.write(built.config()).encode())
+        config = built.config()
+        run = {name: config["run"][name] for name in ("rounds", "seed", "sample", "every")}
+        config["run"] = {**run, "engine": "federation"}
+        config["federation"] = {name: plain(value) for name, value in asdict(study.rules).items()}
+        write_atomically(folder / CONFIG, configuration.write(config).encode())
         described = _describe(built, folder)
         note(folder, **{**described, "clients": len(sites), "status": "running", "rules": asdict(study.rules)})
         experiment = built.experiment

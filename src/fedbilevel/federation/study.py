@@ -36,7 +36,9 @@ def _option(default: Any, help: str) -> Any:
 class Rules:
     """How a run deals with parties that are late or away: the table ``[federation]``."""
 
-    quorum: int = _option(0, "least number of valid answers of an exchange; 0: more than half of those asked")
+    quorum: int = _option(
+        0, "least number of valid answers, or all if fewer are asked; 0: more than half of those asked"
+    )
     deadline: float = _option(60.0, "seconds that a party has to answer an exchange")
     setup_deadline: float = _option(300.0, "seconds to load the data and to compile")
     patience: float = _option(60.0, "seconds to wait for parties that are away before going on without them")
