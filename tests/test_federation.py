@@ -265,22 +265,28 @@ def test_whoever_is_killed_comes_back(running: Running, name: str, whom: str) ->
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what FLARE calls
-def test_a_job_that_brings_code_is_refused(running: Running, tmp_path: Path) -> None:
+@pytest.mark.parametrize("brought", ["code", "another class"])
+def test_a_job_that_brings_code_is_refused(running: Running, tmp_path: Path, brought: str) -> None:
     from nvflare.fuel.flare_api.flare_api import new_secure_session
 
     study = Study.read(running.folder / "study.toml")
+    marker = tmp_path / "was here"
+    evil = f"open({str(marker)!r}, 'w')\n\n\nclass Site:\n    pass\n"
+    (tmp_path / "outside.py").write_text(evil)
     package = tmp_path / "evil"
     coordinator.write_job(package, "evil", list(SITES), list(SITES), study)
-    custom = package / "app" / "custom"
-    custom.mkdir()
-    (custom / "evil.py").write_text("class Site:\n    pass\n")
+    if brought == "code":
+        (package / "app" / "custom").mkdir()
+        (package / "app" / "custom" / "evil.py").write_text(evil)
     config = package / "app" / "config" / "config_fed_client.json"
-    config.write_text(config.read_text().replace("fedbilevel.federation.site.Site", "evil.Site"))
+    other = "evil.Site" if brought == "code" else "subprocess.Popen"
+    config.write_text(config.read_text().replace("fedbilevel.federation.site.Site", other))
     session = new_secure_session("coordinator@hospitals.org", str(running.home / "coordinator"), timeout=10.0)
     try:
         job = session.submit_job(str(package))
         wait(lambda: _ended(session, job), 60, lambda: str(session.get_job_meta(job)))
-        assert "COMPLETED" not in str(session.get_job_status(job))
+        assert str(session.get_job_status(job)) in ("FAILED_TO_RUN", "FINISHED:EXECUTION_EXCEPTION")
+        assert not marker.exists()
     finally:
         session.close()
 

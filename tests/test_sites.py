@@ -161,6 +161,9 @@ def test_images_are_read_from_folders_and_lists(tmp_path: Path) -> None:
         ({"label": {"column": "a", "values": [0, 1]}}, "either"),
         ({"label": {"column": "a", "values": [0, 1]}, "features": {"b": {"max": 3}}}, "max"),
         ({"label": {"column": "a", "values": [0, 1]}, "image": {"shape": [3]}}, "shape"),
+        ({"label": {"column": "a", "values": 2}}, "needs label"),
+        ({"label": {"column": "a", "values": [0, 1]}, "features": {"b": {"values": 3}}}, "wrong kind"),
+        ({"label": {"column": "a", "values": [0, 1]}, "features": {"b": {"least": "x"}}}, "wrong kind"),
     ],
 )
 def test_a_wrong_schema_is_refused(table: dict[str, Any], said: str) -> None:
@@ -176,6 +179,8 @@ def test_parts_are_drawn_by_the_site_and_stay(tmp_path: Path) -> None:
     assert [len(part) for part in first] == pytest.approx([100, 50, 50], abs=2)
     other = parts(examples._replace(site="south"), (0.5, 0.25), 0)
     assert not np.array_equal(first[0], other[0])
+    more = parts(examples, (0.52, 0.25), 0)  # two sums must not differ by four rows
+    assert len(set(more[0]) - set(first[0])) > 20
 
 
 class Sites:
@@ -286,7 +291,7 @@ def named(engine: Messaging, state: Any) -> dict[str, Any]:
         (Limits(tasks=("fairness",)), "does not take part in the task 'regularization'"),
         (Limits(experiment="another"), "the experiment of its kit only"),
         (Limits(min_clients=5), "wants at least 5 parties, but there are 3"),
-        (Limits(min_rows=1000), "shares sums of at least 1000 only"),
+        (Limits(min_rows=1000), "shares numbers about at least 1000 rows only"),
         (Limits(largest_upload=1e-5), "it sends at most"),
     ],
 )
@@ -298,12 +303,74 @@ def test_the_limits_of_a_site_hold(tmp_path: Path, limits: Limits, said: str) ->
 
 
 def test_a_site_runs_the_algorithms_it_agreed_to(tmp_path: Path) -> None:
-    wanted = study(tmp_path)
-    sites = Sites(tmp_path, wanted, Limits(algorithms=("fedavg",)))
-    _, facts = decode(sites.workers[0].handle(encode(sites.hello, {})))
-    prepare = {"action": "prepare", "id": 0, "weight": 0.3, "clients": 3}
-    header, _ = decode(sites.workers[0].handle(encode(prepare, facts)))
+    """And no sums leave before that is known."""
+    sites = Sites(tmp_path, study(tmp_path), Limits(algorithms=("fedavg",)))
+    header, facts = decode(sites.workers[0].handle(encode(sites.hello, {})))
     assert "does not run the algorithm 'fedbio'" in header["error"]
+    assert not facts
+
+
+def test_what_was_refused_cannot_be_prepared(tmp_path: Path) -> None:
+    wanted = study(tmp_path)
+    sites = Sites(tmp_path, wanted, Limits(tasks=("regularization",)))
+    worker = sites.workers[0]
+    _, facts = decode(worker.handle(encode(sites.hello, {})))
+    prepare = {"action": "prepare", "id": 0, "weight": 0.3, "clients": 3}
+    header, _ = decode(worker.handle(encode({**prepare, "clients": 1}, facts)))
+    assert "not the study it agreed to" in header["error"]
+    (tmp_path / "other").mkdir()
+    other = study(tmp_path / "other", task={"name": "data-cleaning"}).text
+    header, _ = decode(worker.handle(encode({**sites.hello, "study": other}, {})))
+    assert "does not take part in the task" in header["error"]
+    for message in (prepare, {"action": "finish", "round": 0}, {"action": "evaluate", "round": 0}):
+        header, arrays = decode(worker.handle(encode(message, facts)))
+        assert "error" in header, message
+        assert not arrays
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"train": 0.9, "validation": 0.08},  # next to nothing is left for the test
+        {"train": 0.1, "validation": 0.5},
+        {"train": 0.5, "validation": 0.1},
+    ],
+)
+def test_no_part_of_the_rows_is_too_small(tmp_path: Path, change: dict[str, Any]) -> None:
+    sites = Sites(tmp_path, study(tmp_path, task={"name": "regularization", **change}))
+    header, arrays = decode(sites.workers[0].handle(encode(sites.hello, {})))
+    assert "at least 10 rows only" in header["error"]
+    assert not arrays
+
+
+def test_batches_of_few_rows_are_refused(tmp_path: Path) -> None:
+    sites = Sites(tmp_path, study(tmp_path, task={"name": "data-cleaning", "batch_size": 1}))
+    header, _ = decode(sites.workers[0].handle(encode(sites.hello, {})))
+    assert "batches are smaller" in header["error"]
+
+
+def test_the_server_does_not_learn_what_is_wrong_with_a_row(tmp_path: Path) -> None:
+    """The site's own people do."""
+    asked = {**SCHEMA, "features": {"name": {"values": ["a", "b"]}}}
+    sites = Sites(tmp_path, study(tmp_path, schema=asked))
+    data = tmp_path / "north" / "rows.csv"
+    write(data, [{"name": "Jane Doe", **row} for row in rows(60)])
+    header, _ = decode(sites.workers[0].handle(encode(sites.hello, {})))
+    assert header["error"] == "its data do not fit the experiment; its own log says where."
+    line = json.loads((tmp_path / "north" / LEDGER).read_text().splitlines()[-1])
+    assert "row 2, column 'name': there is 'Jane Doe'" in line["error"]
+    for text in ("", "[task]\nname = 3\n"):
+        header, _ = decode(sites.workers[1].handle(encode({**sites.hello, "study": text}, {})))
+        assert str(tmp_path) not in header["error"]
+
+
+@pytest.mark.parametrize("name", ["../up", "/tmp/abs", "a/b", "", "..", ".hidden"])
+def test_names_of_runs_are_no_paths(tmp_path: Path, name: str) -> None:
+    worker = Sites(tmp_path, study(tmp_path)).workers[0]
+    hello = {"action": "hello", "run": name, "study": "", "copy": facts_of_copy(), "clients": 3}
+    header, _ = decode(worker.handle(encode(hello, {})))
+    assert "no name of a run" in header["error"]
+    assert not (tmp_path / "north" / "runs").exists()
 
 
 def test_messages_that_are_none_are_answered(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from fedbilevel.core import Algorithm
 from fedbilevel.engines.messages import decode, encode
 from fedbilevel.engines.participation import Participation
-from fedbilevel.errors import FedbilevelError, FedbilevelWarning
+from fedbilevel.errors import FedbilevelError, FedbilevelWarning, NoQuorum
 from fedbilevel.records import write_atomically
 from fedbilevel.task import Task, digest
 
@@ -93,6 +93,8 @@ class Checkpoints:
                 if header["run"] != run:
                     raise FedbilevelError("it belongs to a run with another configuration or other data.")
                 return Saved(restore(arrays), header["history"], header["seconds"])
+            except NoQuorum:  # not the file's fault
+                raise
             except (FedbilevelError, OSError) as error:
                 refused = f"the checkpoint {path} cannot be used: {error}"
                 warnings.warn(f"{refused} Trying the one before.", FedbilevelWarning, stacklevel=2)

@@ -24,6 +24,10 @@ class Diverged(FedbilevelError):
         self.variables = variables
 
 
+class NoQuorum(FedbilevelError):
+    """Too few clients of a federation answered; they may come back."""
+
+
 class UnknownName(FedbilevelError, KeyError):
     """A name that is not in a table; the message suggests the nearest one."""
 

@@ -31,7 +31,7 @@ from fedbilevel.engines.plan import (
     split_vectors,
     without,
 )
-from fedbilevel.errors import FedbilevelError
+from fedbilevel.errors import FedbilevelError, NoQuorum
 from fedbilevel.task import Data
 from fedbilevel.vectors import Scalar, Vector
 
@@ -67,10 +67,6 @@ class Blocks:
 def is_block(value: object) -> bool:
     """Whether the server knows this vector by name only."""
     return isinstance(value, Blocks)
-
-
-class NoQuorum(FedbilevelError):
-    """Too few clients answered an exchange."""
 
 
 class Failure(NamedTuple):
@@ -450,6 +446,9 @@ class Messaging:
         cohort = self.cohort(program.first_participation, start_key)
         scope = _Scope(0, 0, self.plan.loops[0], counts, counts)
         server = program.algorithm.init(_Clients(self, start_key, cohort, self.weights, scope), first_x, first_y)
+        if scope.failed and private:  # it would have no block of x to go on with
+            m = min(scope.failed)
+            raise NoQuorum(f"the start needs everybody, but {self.names[m]}: {self.failures[-1].reason}")
         return self._commit(State(key, server, 0, True, scope.served, scope.calls), cohort.ids, scope)
 
     def _join(self, key: Key, x: Any, y: Any, committed: int | None) -> None:
@@ -507,7 +506,7 @@ class Messaging:
             there = tuple(self.names[client] for client in answers if client not in away)
             failed = {self.names[client]: reason for client, reason in away.items()}
             self.served(Served(state.round, "commit", there, failed, 0, 0, 0.0))
-        finite = all(bool(reply.get("finite", True)) for _, reply in answers.values()) and all_finite(public)
+        finite = all(np.all(reply.get("finite", True)) for _, reply in answers.values()) and all_finite(public)
         renamed = [Blocks({f"state.{n}": 1.0}) if is_block(part) else part for n, part in enumerate(parts)]
         return state._replace(server=jax.tree.unflatten(structure, renamed), finite=finite)
 
@@ -541,7 +540,7 @@ class Messaging:
         return {
             m: {name: float(value) for name, value in reply.items()}
             for m, (answer, reply) in answers.items()
-            if "error" not in answer
+            if "error" not in answer and all(value.ndim == 0 for value in reply.values())
         }
 
     def _public(self, state: State) -> Any:

@@ -1,6 +1,7 @@
 """A client of a federation: its data, its memory, its blocks of a private x, behind one door for messages."""
 
 import contextlib
+import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -104,8 +105,13 @@ class Party:
             return encode({"lost": True, "error": str(error)}, {})
         except _Stale as error:
             return encode({"stale": True, "error": str(error)}, {})
+        except FedbilevelError as error:
+            return encode({"error": str(error)}, {})
         except Exception as error:  # a client must answer, whatever its code or data do
-            return encode({"error": f"{type(error).__name__}: {error}"}, {})
+            if self.reveals:
+                return encode({"error": f"{type(error).__name__}: {error}"}, {})
+            traceback.print_exc()  # what it says may be about rows
+            return encode({"error": f"{type(error).__name__}; its own log says more."}, {})
 
     def _join(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
         """Set up the own block and memory: nothing of them is ever sent. Or go on with those of this run."""
@@ -127,7 +133,7 @@ class Party:
             if self.program.problem.private_x or self.program.algorithm.remembers == "run":
                 raise FedbilevelError("what it kept of this run is no longer here.")
             self.kept = [first]  # nothing of this run is at clients only
-        if committed is not None:
+        if committed is not None and not header.get("again"):  # a replayed message knows nothing of rounds since
             self._go_back(committed)
         return {}
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import time
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,7 +41,7 @@ def create(
     wanted = project.read(file)
     folder = out or Path(wanted.name)
     project.needs_flare()
-    _check_study(wanted.experiment, from_text)
+    _check_study(wanted.experiment, len(wanted.sites), from_text)
     kits = project.create(wanted, folder)
     console.print(f"[bold]{wanted.name}[/bold]: everything is in {folder} (only you can read it).", highlight=False)
     table = Table("kit", "send it to", "who then types")
@@ -58,11 +59,13 @@ def create(
     )
 
 
-def _check_study(text: str, read: Any) -> None:
+def _check_study(text: str, sites: int, read: Any) -> None:
     import tempfile
 
     with tempfile.TemporaryDirectory() as place:
-        read(text, Path(place)).build()
+        given = read(text, Path(place))
+        given.quorum(sites)
+        given.build()
 
 
 @app.command()
@@ -118,8 +121,8 @@ def run(
         raise SystemExit(143 if isinstance(interrupt, Terminated) else 130) from None
 
 
-def follow(place: Path) -> dict[str, Any]:
-    """Show how a run goes on until it ends."""
+def follow(place: Path, check: Callable[[], object] = lambda: None) -> dict[str, Any]:
+    """Show how a run goes on until it ends; ``check`` is called now and then, and may raise."""
     from fedbilevel.federation.server import status
     from fedbilevel.records import read
 
@@ -138,6 +141,7 @@ def follow(place: Path) -> dict[str, Any]:
             bars.update(bar, description=word, total=known.get("rounds"), completed=done, seen=seen)
             if word in ("finished", "failed", "stopped"):
                 break
+            check()
             time.sleep(0.3)
     for name, reason in known.get("refused", {}).items():
         console.print(f"{name}: {escape(reason)}", highlight=False, soft_wrap=True)
@@ -284,7 +288,7 @@ def join(
     algorithm: Annotated[list[str] | None, typer.Option(help="Run only these algorithms; may be repeated.")] = None,
     task: Annotated[list[str] | None, typer.Option(help="Take part in these tasks only; may be repeated.")] = None,
     min_clients: Annotated[int, typer.Option(help="Least number of parties.")] = 2,
-    min_rows: Annotated[int, typer.Option(help="Least number of own training rows, of which sums are shared.")] = 10,
+    min_rows: Annotated[int, typer.Option(help="Least number of own rows behind every number that is shared.")] = 10,
     strict: Annotated[bool, typer.Option("--strict", help="Take part in the kit's experiment only.")] = False,
 ) -> None:
     """Take part with this site's data, until Ctrl-C. The data stay here."""
@@ -301,15 +305,15 @@ def join(
             raise FedbilevelError(f"--column needs NAME=YOURS, for instance --column age=Alter, not '{pair}'.")
         columns[name] = own
     limits = Limits(largest_upload, tuple(algorithm or ()), tuple(task or ()), min_clients, min_rows)
-    place = joining.unpack(kit, folder, data, columns, limits, strict)
-    preview(place, console)
+    place, settings = joining.unpack(kit, folder, data, columns, limits, strict)
+    preview(place, settings, console)
     if dry_run:
         console.print("This was a dry run: nothing was sent.")
         return
     about = joining.about(place)
     _say(f"connecting to {about['host']}:{about['port']} as {about['party']} ...")
     try:
-        joining.Joined(place, _say).serve()
+        joining.Joined(place, settings, _say).serve()
     except KeyboardInterrupt:
         _say("left. The same command joins again, and goes on where it was.")
 

@@ -22,6 +22,7 @@ from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation import process, project
 from fedbilevel.federation.server import FOLDER, STATUS, STUDY, note, status
 from fedbilevel.federation.study import Study
+from fedbilevel.federation.worker import RUN
 from fedbilevel.records import alone, write_atomically
 
 STATE = "coordinator.json"
@@ -46,9 +47,11 @@ def pid(folder: Path) -> int | None:
     try:
         found = int(json.loads((folder / STATE).read_text())["pid"])
         os.kill(found, 0)
-        return found
     except (OSError, ValueError, KeyError):
         return None
+    with contextlib.suppress(FedbilevelError), alone(folder):
+        return None  # nobody is at work here: the number is somebody else's by now
+    return found
 
 
 def state(folder: Path) -> dict[str, Any]:
@@ -133,7 +136,11 @@ class Coordinator:
         else:
             wanted = next(iter(wanted_runs(self.folder)), None)
             if wanted is not None:
-                self._submit(wanted)
+                try:
+                    self._submit(wanted)
+                except FedbilevelError as error:  # of this run; others go on
+                    note(self.folder / "runs" / wanted, status="failed", failure=str(error))
+                    self.say(f"{wanted} failed: {error}")
 
     def _connect(self) -> Any:
         from nvflare.fuel.flare_api.flare_api import new_secure_session
@@ -167,10 +174,10 @@ class Coordinator:
         if known != "running" or time.monotonic() < self.next_look:
             return
         self.next_look = time.monotonic() + 2.0
-        sites = set(self.project.sites)
+        allowed, sites = set(self.project.sites), set(status(folder).get("sites", ()))
         idle = {each["client_name"] for each in self.session.get_client_job_status() if each.get("status") == "no_jobs"}
-        back = sites & set(self.seen) & (idle | (set(self.seen) - members))
-        gone = members - sites
+        back = allowed & sites & set(self.seen) & (idle | (set(self.seen) - members))
+        gone = members - allowed
         if back or gone:
             who = ", ".join(sorted(back or gone))
             word = "is back" if back else "was revoked"
@@ -228,7 +235,9 @@ def wanted_runs(folder: Path) -> Iterator[str]:
 
 def want(folder: Path, study: Path, name: str) -> Path:
     """Ask for a run; its folder."""
-    Study.read(study)  # refuses what is wrong
+    if not RUN.fullmatch(name):
+        raise FedbilevelError(f"'{name}' is no name of a run: use letters, digits, '.', '_' and '-'.")
+    Study.read(study).quorum(len(project.load(folder).sites))  # refuses what is wrong
     run = folder / "runs" / name
     if run.exists():
         raise FedbilevelError(f"there is a run {name} already: choose another name, or go on with it by --resume.")

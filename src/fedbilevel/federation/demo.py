@@ -26,9 +26,11 @@ from fedbilevel.errors import FedbilevelError
 from fedbilevel.experiment import new_folder
 from fedbilevel.federation import coordinator, project
 from fedbilevel.federation.cli import follow
+from fedbilevel.federation.worker import SECRET
 from fedbilevel.interrupts import Terminated
 from fedbilevel.tasks.regularization import HEART_WORDS
 
+SECONDS = 240  # it takes a quarter of this on an idle machine
 NAMES = ("cleveland", "hungarian", "switzerland", "va")
 
 
@@ -61,11 +63,21 @@ def run(out: Path | None, rounds: int, console: Console) -> Path:
     try:
         children.append(_child(["start", str(home)], folder / "server.log"))
         for name, data in sites.items():
+            (folder / name).mkdir(mode=0o700)
+            (folder / name / SECRET).write_text("demo")  # so that two demos deal out the rows alike
             kit = [str(project.kit(home, name)), "--data", str(data), "--folder", str(folder / name)]
             children.append(_child(["join", *kit], folder / f"{name}.log"))
         _wait(lambda: coordinator.pid(home) is not None, 60, children, "the server did not start")
         place = coordinator.want(home, folder / "heart.toml", "demo")
-        follow(place)
+        limit = time.monotonic() + SECONDS + rounds
+
+        def check() -> None:
+            if ended := [child for child in children if child.poll() is not None]:
+                raise FedbilevelError(f"a process of the demo ended ({ended[0].returncode}): {folder}/*.log say why.")
+            if time.monotonic() > limit:
+                raise FedbilevelError(f"the demo takes too long, and was stopped: {folder}/*.log say why.")
+
+        follow(place, check)
     except KeyboardInterrupt as interrupt:
         console.print("Interrupted: stopping everything ...")
         raise SystemExit(143 if isinstance(interrupt, Terminated) else 130) from None

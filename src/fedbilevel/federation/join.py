@@ -20,8 +20,8 @@ CLIENT = "nvflare.private.fed.app.client.client_train"
 
 def unpack(
     kit: Path, folder: Path | None, data: str, columns: Mapping[str, str], limits: Limits, strict: bool = False
-) -> Path:
-    """The folder of the site, with its settings; a strict site takes part in the kit's experiment only."""
+) -> tuple[Path, Settings]:
+    """The folder of the site, and its settings; a strict site takes part in the kit's experiment only."""
     project.needs_flare()
     if folder is None:
         folder = Path(kit.stem)
@@ -31,8 +31,7 @@ def unpack(
     limits = replace(limits, experiment=about["experiment"] if strict else "")
     path = Path(data)
     place = str(path.resolve()) if path.exists() else data  # the processes of the site work elsewhere
-    Settings(about["party"], place, dict(columns), limits).save(folder)
-    return folder
+    return folder, Settings(about["party"], place, dict(columns), limits)
 
 
 def about(folder: Path) -> dict[str, Any]:
@@ -69,13 +68,14 @@ def obstacle(folder: Path) -> str:
 class Joined:
     """A site that takes part until it is asked to end."""
 
-    def __init__(self, folder: Path, say: Callable[[str], object]) -> None:
-        self.folder, self.say, self.client = folder.resolve(), say, None
+    def __init__(self, folder: Path, settings: Settings, say: Callable[[str], object]) -> None:
+        self.folder, self.settings, self.say, self.client = folder.resolve(), settings, say, None
 
     def serve(self) -> None:
         """Until Ctrl-C or SIGTERM; FLARE's client is started again if it ends."""
         known = about(self.folder)
         with alone(self.folder):
+            self.settings.save(self.folder)
             try:
                 while True:
                     self._reach()

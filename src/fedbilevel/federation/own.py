@@ -5,7 +5,7 @@
 and so gets the same problem without any data.
 """
 
-import zlib
+import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -46,7 +46,9 @@ def parts(examples: Examples, shares: tuple[float, ...], seed: int) -> list[np.n
     if examples.parts is not None:
         found = [np.flatnonzero(examples.parts == number) for number in range(3)]
     else:
-        rng = np.random.default_rng([seed, zlib.crc32(examples.site.encode())])  # sites draw for themselves
+        # Sites draw for themselves. Other shares are another draw: else two sums would differ by few rows only.
+        drawn = hashlib.sha256(f"{seed} {shares} {examples.site}".encode()).digest()
+        rng = np.random.default_rng(int.from_bytes(drawn))
         pieces: list[list[np.ndarray]] = [[], [], []]
         for label in np.unique(examples.labels):
             rows = rng.permutation(np.flatnonzero(examples.labels == label))

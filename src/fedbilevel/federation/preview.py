@@ -19,9 +19,9 @@ from fedbilevel.federation.join import about
 from fedbilevel.federation.worker import LEDGER, Settings
 
 
-def preview(folder: Path, console: Console) -> None:
+def preview(folder: Path, settings: Settings, console: Console) -> None:
     """Check the data against the study of the kit, and show what will be shared."""
-    kit, settings = about(folder), Settings.load(folder)
+    kit = about(folder)
     given = study.from_text(kit["experiment"], folder / "preview")
     console.print(
         f"[bold]{kit['party']}[/bold] in the federation [bold]{kit['federation']}[/bold], task "
@@ -35,7 +35,7 @@ def preview(folder: Path, console: Console) -> None:
         return
     if settings.data == "builtin":
         raise FedbilevelError("this study needs data of this site: give --data FILE.")
-    examples = schema.load(settings.data, given.schema, settings.columns, settings.name)
+    examples = schema.load(settings.data, given.schema, settings.columns, settings.source(folder))
     facts = given.summarize(examples)
     built = given.build(examples)
     counts = [len(next(iter(_leaves(built.task.clients[0][part])))) for part in ("train", "val")]
@@ -87,7 +87,7 @@ def ledger(folder: Path, console: Console, last: int = 0) -> None:
     if not path.exists():
         raise FedbilevelError(f"{folder} has answered nothing yet, or is no folder of a site.")
     lines = [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{") and line.endswith("}")]
-    runs: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(lambda: [0, 0, 0, 0, {}]))
+    runs: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(lambda: [0, 0, 0, 0, {}, ""]))
     for line in lines:
         entry = runs[line["run"]][f"{line['action']} {line['method']}".strip()]
         entry[0] += 1
@@ -95,12 +95,14 @@ def ledger(folder: Path, console: Console, last: int = 0) -> None:
         entry[2] += line["bytes_out"]
         entry[3] += bool(line["error"])
         entry[4] = line["left"] or entry[4]
+        entry[5] = line["error"] or entry[5]
     for run, totals in runs.items():
         table = Table("asked for", "times", "failed", "bytes in", "bytes out", title=run, title_justify="left")
         table.add_column("what left", overflow="fold")
-        for what, (times, came, left, failed, arrays) in totals.items():
+        for what, (times, came, left, failed, arrays, error) in totals.items():
             shapes = ", ".join(f"{shown(name)}{arrays[name]['shape']}" for name in sorted(arrays))
-            table.add_row(what, str(times), str(failed), f"{came:,}", f"{left:,}", escape(shapes))
+            more = "; ".join(text for text in (shapes, error and f"the last failure: {error}") if text)
+            table.add_row(what, str(times), str(failed), f"{came:,}", f"{left:,}", escape(more))
         console.print(table)
     if last:
         each = Table("time", "asked for", "bytes out", "what left (norm)")

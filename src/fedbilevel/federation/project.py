@@ -181,6 +181,10 @@ def revoke(folder: Path, name: str) -> None:
     project = load(folder)
     if name not in project.parties:
         raise UnknownName("party", name, project.parties)
+    if project.parties[name] != "site":
+        raise FedbilevelError(
+            f"{name} is no site, and FLARE can refuse sites only: make a new federation if this key is lost."
+        )
     if name not in project.revoked:
         save(Project(**{**project.__dict__, "revoked": (*project.revoked, name)}), folder)
     disabled = sorted(load(folder).revoked)
@@ -338,7 +342,7 @@ def unpack(path: Path, folder: Path) -> dict[str, Any]:
                 folder.mkdir(parents=True, exist_ok=True)
                 folder.chmod(0o700)
                 file.extractall(folder)
-                for part in folder.rglob("*"):
+                for part in {folder / above for name in names for above in [Path(name), *Path(name).parents[:-1]]}:
                     part.chmod(0o700 if part.is_dir() else 0o600)
     except (OSError, zipfile.BadZipFile, KeyError, ValueError) as error:
         raise FedbilevelError(f"{path} is no start-up kit: {error}.") from None

@@ -80,7 +80,8 @@ def read(table: Mapping[str, Any]) -> Schema:
         if not isinstance(value, known[key]):
             raise FedbilevelError(f"[schema]: {key} must be a {'table' if known[key] is dict else 'text'}.")
     label = table.get("label", {})
-    if not isinstance(label.get("column"), str) or len(label.get("values", ())) < 2:
+    values = label.get("values")
+    if not isinstance(label.get("column"), str) or not isinstance(values, list) or len(values) < 2:
         raise FedbilevelError('[schema] needs label = { column = "NAME", values = [0, 1] }.')
     if ("features" in table) == ("image" in table):
         raise FedbilevelError("[schema] needs either [schema.features] or image = { shape = [28, 28] }.")
@@ -89,6 +90,10 @@ def read(table: Mapping[str, Any]) -> Schema:
         for key in entry if isinstance(entry, dict) else ["?"]:
             if key not in Column.__dataclass_fields__:
                 raise UnknownName(f"entry of the feature {name}", key, Column.__dataclass_fields__)
+        kinds = {"least": (int, float), "most": (int, float), "values": list, "needed": bool}
+        for key, value in entry.items():
+            if not isinstance(value, kinds[key]):
+                raise FedbilevelError(f"[schema.features]: {name} has {key} = {value!r}, which is of the wrong kind.")
         entries: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}
         features[name] = Column(**entries)
     shape = tuple(table.get("image", {}).get("shape", ()))
@@ -99,7 +104,7 @@ def read(table: Mapping[str, Any]) -> Schema:
 
 def blank(schema: Schema) -> Examples:
     """Rows of nothing, for who has none: they have the shapes of real ones."""
-    count = 8 * len(schema.classes)
+    count = 200 * len(schema.classes)
     shape = (*schema.shape, 1)[:3] if schema.shape else (len(schema.names),)
     dtype = np.uint8 if schema.shape else np.float64
     return Examples(np.zeros((count, *shape), dtype), np.arange(count) % len(schema.classes), None, len(schema.classes))
@@ -112,7 +117,7 @@ def load(source: str, schema: Schema, mapping: Mapping[str, str], site: str) -> 
         source: a .csv, .parquet or .npz file, a folder of images, or a function as "package.module:function".
         schema: what is expected.
         mapping: what the schema's columns are called here, where that differs.
-        site: the name of the site.
+        site: what the rows are dealt out by.
     """
     if schema.shape:
         inputs, labels, parts = _images(source, schema)
@@ -180,7 +185,7 @@ class _Table:
                 number = float(value)
             except (TypeError, ValueError):
                 raise self.wrong(own, row, f"'{value}' is not a number") from None
-            if not column.least <= number <= column.most:
+            if math.isinf(number) or not column.least <= number <= column.most:
                 raise self.wrong(own, row, f"{number:g} is not between {column.least:g} and {column.most:g}")
             found[row] = number
         return found
@@ -209,6 +214,8 @@ def _columns(source: str, schema: Schema) -> tuple[Mapping[str, Sequence[Any]], 
                 rows = list(csv.reader(file))
         except UnicodeDecodeError:
             raise FedbilevelError(f"{source} is no text in UTF-8: save it as 'CSV UTF-8'.") from None
+        except (OSError, csv.Error) as error:
+            raise FedbilevelError(f"{source} cannot be read: {error}.") from None
         if not rows:
             raise FedbilevelError(f"{source} is empty.")
         head = [name.strip() for name in rows[0]]
@@ -254,6 +261,9 @@ def _called(source: str) -> Mapping[str, Sequence[Any]]:
 
 
 def _same_length(source: str, columns: Mapping[str, Any]) -> Mapping[str, Any]:
+    for name, values in columns.items():
+        if np.ndim(values) == 0:
+            raise FedbilevelError(f"{source}: '{name}' is a single value, not a column.")
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         raise FedbilevelError(f"{source}: the columns differ in length: {lengths}.")
@@ -290,6 +300,8 @@ def _images(source: str, schema: Schema) -> tuple[np.ndarray, np.ndarray, np.nda
             raise FedbilevelError(f"{source} needs a labels.csv: the experiment wants a column '{schema.part}'.")
         files, codes = [], []
         for number, value in enumerate(schema.classes):
+            if Path(str(value)).name != str(value):  # the experiment comes from elsewhere
+                raise FedbilevelError(f"'{value}' is no name of a folder of images: use a labels.csv.")
             of_class = sorted(file for file in (path / str(value)).glob("*") if file.is_file())
             files += of_class
             codes += [number] * len(of_class)
@@ -299,6 +311,8 @@ def _images(source: str, schema: Schema) -> tuple[np.ndarray, np.ndarray, np.nda
                 f"{source} has no images: put them into folders called {', '.join(map(str, schema.classes))}, or write "
                 "a labels.csv with the columns file and label."
             )
+    if not files:
+        raise FedbilevelError(f"{source}/labels.csv has no rows.")
     return _channels(np.stack(list(_opened(files, schema)))), labels, parts
 
 

@@ -10,7 +10,7 @@ import logging
 import os
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,7 @@ class Server:
     @collab.main
     def main(self) -> None:
         """Compute; what goes wrong is written down for the coordinator."""
-        from fedbilevel.engines.messaging import NoQuorum
-        from fedbilevel.errors import FedbilevelError
+        from fedbilevel.errors import FedbilevelError, NoQuorum
 
         try:
             _compute(self.folder, self.sites)
@@ -135,13 +134,13 @@ def _compute(folder: Path, sites: list[str]) -> None:
     from fedbilevel import configuration
     from fedbilevel.checkpoint import Checkpoints
     from fedbilevel.engines.messages import decode, encode, named_leaves
-    from fedbilevel.engines.messaging import NoQuorum
     from fedbilevel.engines.participation import participation
     from fedbilevel.engines.plan import Program, trace
-    from fedbilevel.errors import FedbilevelError
+    from fedbilevel.errors import FedbilevelError, NoQuorum
     from fedbilevel.experiment import _describe, _save_solution, plain
     from fedbilevel.federation.engine import Federation
     from fedbilevel.federation.own import together
+    from fedbilevel.federation.schema import blank
     from fedbilevel.federation.study import Study, facts_of_copy, plan_digest, server_task
     from fedbilevel.records import CONFIG, Appender, write_atomically
     from fedbilevel.solve import solve
@@ -151,13 +150,24 @@ def _compute(folder: Path, sites: list[str]) -> None:
     transport = Sites(sites, study.rules.deadline, study.rules.setup_deadline)
     quorum = study.quorum(len(sites))
 
-    def setup(headers: dict[int, dict[str, Any]], arrays: Mapping[str, Any]) -> dict[int, tuple[dict[str, Any], Any]]:
-        """Ask, and drop who does not answer as it should."""
+    def lost(answers: Mapping[int, bytes | str]) -> set[int]:
+        """Who is away, or whose program ended: they may come back. Who refuses will do so again."""
+        return {m for m, answer in answers.items() if isinstance(answer, str)}
+
+    def setup(
+        headers: dict[int, dict[str, Any]], arrays: Mapping[str, Any], check: Callable[[Any, Any], object]
+    ) -> tuple[dict[int, tuple[dict[str, Any], Any]], set[int]]:
+        """Ask, and drop who does not answer as it should; who answered, and who was lost."""
         kind = next(iter(headers.values()))["action"]
         answers = transport.ask({m: encode(header, arrays) for m, header in headers.items()}, kind)
         found, refused = {}, {}
         for m, answer in answers.items():
-            header, reply = ({"error": answer}, {}) if isinstance(answer, str) else decode(answer)
+            try:
+                header, reply = ({"error": answer}, {}) if isinstance(answer, str) else decode(answer)
+                if "error" not in header:
+                    check(header, reply)
+            except (FedbilevelError, KeyError, TypeError, ValueError) as error:
+                header, reply = {"error": f"its answer does not fit: {error}"}, {}
             if "error" in header:
                 refused[sites[m]] = header["error"]
                 transport.there.discard(sites[m])
@@ -167,29 +177,41 @@ def _compute(folder: Path, sites: list[str]) -> None:
             note(folder, refused=refused)
         if len(found) < quorum:
             said = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
-            away = sum(answer == AWAY for answer in answers.values())
-            kind = NoQuorum if len(found) + away >= quorum else FedbilevelError  # those who are away may come back
+            kind = NoQuorum if len(found) + len(lost(answers)) >= quorum else FedbilevelError
             raise kind(f"too few parties can take part. {said}")
-        return found
+        return found, lost(answers)
 
     note(folder, status="setting up", sites=sites, there=sorted(transport.there), refused={})
     hello = {"action": "hello", "run": folder.name, "study": study.text, "copy": here, "clients": len(sites)}
-    answers = setup(dict.fromkeys(range(len(sites)), hello), {})
+    shapes = study.summarize(blank(study.schema)) if study.schema is not None else {}
+
+    def check_facts(header: Any, reply: Any) -> None:
+        if int(header["rows"]) < (1 if own else 0):
+            raise FedbilevelError("it has no rows.")
+        if reply.keys() != shapes.keys() or any(reply[k].shape != np.shape(v) for k, v in shapes.items()):
+            raise FedbilevelError("its sums have other names or shapes.")
+        if not all(np.all(np.isfinite(a)) for a in reply.values()):
+            raise FedbilevelError("its sums hold NaN or infinite numbers.")
+
+    answers, absent = setup(dict.fromkeys(range(len(sites)), hello), {}, check_facts)
     # Sums and sizes are fixed by the first job of a run: whoever is away later does not change them.
     facts_file = folder / "facts.safetensors"
     if facts_file.exists():
         known, facts = decode(facts_file.read_bytes())
         rows = np.array(known["rows"])
+        if known["copy"] != here:
+            then = f"fedbilevel {known['copy']['version']}, jax {known['copy']['jax']}, {known['copy']['numbers']}"
+            raise FedbilevelError(f"this run began with another copy ({then}): install that one, or run it anew.")
     else:
         missing = [name for m, name in enumerate(sites) if m not in answers]
         if missing:
             said = status(folder).get("refused", {})
-            raise FedbilevelError(
+            raise (NoQuorum if absent else FedbilevelError)(
                 "a run begins with everybody, but " + "; ".join(f"{n}: {said.get(n, 'it is away.')}" for n in missing)
             )
         rows = np.array([answers[m][0]["rows"] for m in range(len(sites))])
         facts = together([answers[m][1] for m in range(len(sites))]) if own else {}
-        write_atomically(facts_file, encode({"rows": rows.tolist()}, facts))
+        write_atomically(facts_file, encode({"rows": rows.tolist(), "copy": here}, facts))
     built = study.build(facts=facts)
     task = server_task(built, len(sites), rows, study.rules, own)
     weights = task.normalised_weights
@@ -198,7 +220,8 @@ def _compute(folder: Path, sites: list[str]) -> None:
     plan = trace(program, task.data)
     digest = plan_digest(plan, built)
     prepare = {"action": "prepare", "clients": len(sites)}
-    answers = setup({m: {**prepare, "id": m, "weight": float(weights[m])} for m in answers}, facts)
+    headers = {m: {**prepare, "id": m, "weight": float(weights[m])} for m in answers}
+    answers, _ = setup(headers, facts, lambda header, _: header["plan"])
     for m, (header, _) in answers.items():
         if header["plan"] != digest:
             raise FedbilevelError(f"{sites[m]} would compute something else: its exchanges differ from the server's.")
@@ -218,6 +241,8 @@ def _compute(folder: Path, sites: list[str]) -> None:
             lambda served: print(json.dumps({"time": time.time(), **served._asdict()}), file=log, flush=True),
         )
         engine.task = None if own else task
+        before = status(folder)
+        engine.bytes_down, engine.bytes_up = before.get("bytes_down", 0), before.get("bytes_up", 0)
         config = built.config()
         run = {name: config["run"][name] for name in ("rounds", "seed", "sample", "every")}
         config["run"] = {**run, "engine": "federation"}
@@ -229,7 +254,8 @@ def _compute(folder: Path, sites: list[str]) -> None:
 
         def on_row(row: dict[str, Any]) -> None:
             records.append({"run": described["main"], **row})
-            note(folder, round=row["round"], seen=time.time())
+            sent = {"bytes_down": engine.bytes_down, "bytes_up": engine.bytes_up}
+            note(folder, round=row["round"], seen=time.time(), **sent)
 
         result = solve(
             task,

@@ -1,7 +1,6 @@
 """A site's end of the wire: what FLARE's job process runs. It hands messages to the worker and restarts it."""
 
 import os
-import select
 import subprocess
 import sys
 import threading
@@ -63,17 +62,24 @@ class Site:
         assert process is not None
         assert process.stdin is not None
         assert process.stdout is not None
+        late = threading.Timer(deadline, process.kill)  # a pipe has room for so much only, if nobody reads it
+        late.start()
+        began = time.monotonic()
         try:
             send(process.stdin, message)  # pyright: ignore[reportArgumentType]
-            ready, _, _ = select.select([process.stdout], [], [], deadline)
-            answer = receive(process.stdout) if ready else None  # pyright: ignore[reportArgumentType]
-        except (BrokenPipeError, OSError):
-            ready, answer = True, None
+            answer = receive(process.stdout)  # pyright: ignore[reportArgumentType]
+        except OSError:
+            answer = None
+        finally:
+            late.cancel()
         if answer is None:
             process.kill()
             process.wait()
+            took = time.monotonic() - began
             raise RuntimeError(
-                "its program ended in the middle of this." if ready else f"its program took over {deadline:g} seconds."
+                f"its program took over {deadline:g} seconds."
+                if took >= deadline
+                else "its program ended in the middle of this."
             )
         return answer
 

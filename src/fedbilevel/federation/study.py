@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel import configuration
+from fedbilevel.core import columns
 from fedbilevel.engines.messages import named_leaves
 from fedbilevel.engines.plan import Plan
 from fedbilevel.errors import FedbilevelError, UnknownName
@@ -157,6 +158,14 @@ def plan_digest(plan: Plan, built: Built) -> str:
     exchanges = [(e.method, shapes(e.broadcast), shapes(e.upload)) for e in plan.all]
     words = repr((built.experiment.task, built.algorithm, exchanges, plan.p, plan.d))
     return hashlib.sha256(words.encode()).hexdigest()[:16]
+
+
+def fewest_rows(built: Built, examples: Examples) -> int:
+    """The least number of rows of a site behind a number that it shares."""
+    used = [len(columns(built.task.clients[0][part])[0][0]) for part in ("train", "val")]
+    batch = built.task.batch_size
+    sizes = batch.values() if isinstance(batch, Mapping) else [batch]
+    return min([*used, len(examples.labels) - sum(used), *(size for size in sizes if size is not None)])
 
 
 def site_task(built: Built, number: int, own: bool) -> Task:

@@ -8,14 +8,19 @@ sites together are; the answer is a hash of everything that will be exchanged). 
 
 import json
 import os
+import re
+import secrets
 import struct
 import sys
 import time
+import traceback
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-SETTINGS, LEDGER = "site.json", "served.jsonl"
+SETTINGS, LEDGER, SECRET = "site.json", "served.jsonl", "secret"
+RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,100}")
+"""Names of runs: they become folders."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,7 @@ class Limits:
     algorithms: tuple[str, ...] = ()  # none: all
     tasks: tuple[str, ...] = ()
     min_clients: int = 2  # parties of the federation
-    min_rows: int = 10  # training rows of this site, of which sums are shared
+    min_rows: int = 10  # behind every number that is shared: of training, validation, test, and of a batch
     experiment: str = ""  # only this text of an experiment
 
 
@@ -43,6 +48,16 @@ class Settings:
         """Write it down for the processes of the site."""
         (folder / SETTINGS).write_text(json.dumps(asdict(self), indent=1))
 
+    def source(self, folder: Path) -> str:
+        """What rows are dealt out by: the site's name, and something that only the site knows. So the server does not
+        know which rows are in which sum, nor in which batch.
+        """
+        path = folder / SECRET
+        if not path.exists():
+            path.touch(mode=0o600)
+            path.write_text(secrets.token_hex(16))
+        return f"{self.name} {path.read_text()}"
+
     @staticmethod
     def load(folder: Path) -> "Settings":
         """As it was written down."""
@@ -57,7 +72,8 @@ def receive(stream: BinaryIO) -> bytes | None:
     if len(head) < 8:
         return None
     (length,) = struct.unpack("<Q", head)
-    return stream.read(length)
+    body = stream.read(length)
+    return body if len(body) == length else None
 
 
 def send(stream: BinaryIO, message: bytes) -> None:
@@ -65,6 +81,10 @@ def send(stream: BinaryIO, message: bytes) -> None:
     stream.write(struct.pack("<Q", len(message)))
     stream.write(message)
     stream.flush()
+
+
+class Private(Exception):
+    """What is wrong with rows of the site: for its own people, not for the server."""
 
 
 class Worker:
@@ -76,7 +96,7 @@ class Worker:
         self.examples: Any = None
         self.built: Any = None
         self.party: Any = None
-        self.run = ""
+        self.run, self.clients = "", 0
 
     def handle(self, message: bytes) -> bytes:
         """Answer a message, and note what leaves."""
@@ -87,7 +107,7 @@ class Worker:
             header, arrays = decode(message)
         except FedbilevelError as error:
             return encode({"error": str(error)}, {})
-        action = str(header.get("action"))
+        action, reason = str(header.get("action")), ""
         try:
             if action == "hello":
                 answer = encode(*self._hello(header))
@@ -104,14 +124,19 @@ class Worker:
             else:
                 answer = self.party.handle(message)
         except FedbilevelError as error:
-            answer = encode({"error": str(error)}, {})
+            answer = encode({"error": str(error).replace(f"{self.folder}{os.sep}", "")}, {})
+        except Private as error:
+            reason = str(error)
+            answer = encode({"error": "its data do not fit the experiment; its own log says where."}, {})
         except Exception as error:  # whatever the site's own data or functions do, the server gets an answer
-            answer = encode({"error": f"{type(error).__name__}: {error}"}, {})
+            traceback.print_exc()
+            reason = f"{type(error).__name__}: {error}"
+            answer = encode({"error": f"{type(error).__name__}; its own log says more."}, {})
         if len(answer) > self.settings.limits.largest_upload * 1e6:
             most = self.settings.limits.largest_upload
             said = f"its answer has {len(answer) / 1e6:.1f} MB, but it sends at most {most:g}."
             answer = encode({"error": said}, {})
-        self._note(action, header, message, answer)
+        self._note(action, header, message, answer, reason)
         return answer
 
     def _hello(self, header: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -119,12 +144,15 @@ class Worker:
         from fedbilevel.errors import FedbilevelError
         from fedbilevel.federation import schema, study
 
+        self.study = self.examples = self.built = self.party = None
         here = study.facts_of_copy()
         if reason := study.difference(header["copy"], here):
             raise FedbilevelError(reason)
-        self.run = header["run"]
-        self.study = study.from_text(header["study"], self.folder / "runs" / self.run)
-        limits, name = self.settings.limits, self.study.experiment.task
+        if not RUN.fullmatch(header["run"]):
+            raise FedbilevelError("this is no name of a run.")
+        self.run, self.clients = header["run"], header["clients"]
+        given = study.from_text(header["study"], self.folder / "runs" / self.run)
+        limits, name = self.settings.limits, given.experiment.task
         if limits.experiment and header["study"] != limits.experiment:
             raise FedbilevelError("it takes part in the experiment of its kit only, and this is another one.")
         if limits.tasks and name not in limits.tasks:
@@ -132,20 +160,37 @@ class Worker:
         if header["clients"] < limits.min_clients:
             raise FedbilevelError(f"it wants at least {limits.min_clients} parties, but there are {header['clients']}.")
         builtin = self.settings.data == "builtin"
-        if builtin != (self.study.schema is None):
+        if builtin != (given.schema is None):
             raise FedbilevelError(
                 "it was started with --data builtin, but the study has a schema: give the site's own data."
                 if builtin
                 else "the study has no schema, so it uses the task's own data: start the site with --data builtin."
             )
-        if builtin:
+        if given.schema is None:
+            self.study = given
             return {"rows": 0, "copy": here}, {}
-        self.examples = schema.load(self.settings.data, self.study.schema, self.settings.columns, self.settings.name)
-        built = self.study.build(self.examples)
-        rows = int(built.task.layout.longest[0])
-        if rows < limits.min_rows:
-            raise FedbilevelError(f"it has {rows} training rows, and shares sums of at least {limits.min_rows} only.")
-        return {"rows": rows, "copy": here}, dict(self.study.summarize(self.examples))
+        place = self.settings.source(self.folder)
+        try:
+            examples = schema.load(self.settings.data, given.schema, self.settings.columns, place)
+            facts = given.summarize(examples)
+        except FedbilevelError as error:
+            raise Private(str(error)) from error
+        built = given.build(examples, facts)
+        self._check_algorithm(built)
+        if study.fewest_rows(built, examples) < limits.min_rows:
+            raise FedbilevelError(
+                f"it shares numbers about at least {limits.min_rows} rows only, and has fewer for training, validation "
+                "or test, or batches are smaller."
+            )
+        self.study, self.examples = given, examples
+        return {"rows": int(built.task.layout.longest[0]), "copy": here}, dict(facts)
+
+    def _check_algorithm(self, built: Any) -> None:
+        from fedbilevel.errors import FedbilevelError
+
+        allowed = self.settings.limits.algorithms
+        if allowed and built.experiment.algorithm not in allowed:
+            raise FedbilevelError(f"it does not run the algorithm '{built.experiment.algorithm}'.")
 
     def _prepare(self, header: dict[str, Any], arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Build the program, knowing what all sites together are."""
@@ -153,11 +198,11 @@ class Worker:
         from fedbilevel.errors import FedbilevelError
         from fedbilevel.federation.study import plan_digest, site_task
 
+        if self.study is None or header["clients"] != self.clients:
+            raise FedbilevelError("this is not the study it agreed to.")
         own = self.study.schema is not None
         self.built = self.study.build(self.examples, arrays) if own else self.study.build()
-        limits = self.settings.limits
-        if limits.algorithms and self.built.experiment.algorithm not in limits.algorithms:
-            raise FedbilevelError(f"it does not run the algorithm '{self.built.experiment.algorithm}'.")
+        self._check_algorithm(self.built)
         task = site_task(self.built, header["id"], own)
         self.party = Party(
             task,
@@ -177,8 +222,11 @@ class Worker:
 
         from fedbilevel.engines.messages import encode, named_leaves
         from fedbilevel.engines.party import TRACED
+        from fedbilevel.errors import FedbilevelError
         from fedbilevel.records import write_atomically
 
+        if self.party is None:
+            raise FedbilevelError("it has not been told which study this is.")
         x, y = self.party.solution(header["round"], arrays)
         found = {name: np.asarray(leaf) for name, leaf in named_leaves({"x": x, "y": y}).items()}
         write_atomically(
@@ -187,8 +235,8 @@ class Worker:
         write_atomically(self.folder / "runs" / self.run / "compiled.json", json.dumps(TRACED).encode())
         return {}, {}
 
-    def _note(self, action: str, header: dict[str, Any], message: bytes, answer: bytes) -> None:
-        """One line for every message: what came, and what left."""
+    def _note(self, action: str, header: dict[str, Any], message: bytes, answer: bytes, reason: str) -> None:
+        """One line for every message: what came, and what left; the reason of an error as only the site may know it."""
         import numpy as np
 
         from fedbilevel.engines.messages import decode
@@ -206,7 +254,7 @@ class Worker:
                 name: {"shape": list(a.shape), "type": str(a.dtype), "norm": float(np.sqrt(np.vdot(a, a)))}
                 for name, a in left.items()
             },
-            "error": said.get("error", ""),
+            "error": reason or said.get("error", ""),
         }
         with (self.folder / LEDGER).open("a") as file:
             file.write(json.dumps(line) + "\n")
