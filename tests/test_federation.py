@@ -272,20 +272,24 @@ def test_a_job_that_brings_code_is_refused(running: Running, tmp_path: Path, bro
     study = Study.read(running.folder / "study.toml")
     marker = tmp_path / "was here"
     evil = f"open({str(marker)!r}, 'w')\n\n\nclass Site:\n    pass\n"
-    (tmp_path / "outside.py").write_text(evil)
     package = tmp_path / "evil"
     coordinator.write_job(package, "evil", list(SITES), list(SITES), study)
     if brought == "code":
         (package / "app" / "custom").mkdir()
         (package / "app" / "custom" / "evil.py").write_text(evil)
     config = package / "app" / "config" / "config_fed_client.json"
-    other = "evil.Site" if brought == "code" else "subprocess.Popen"
-    config.write_text(config.read_text().replace("fedbilevel.federation.site.Site", other))
+    wanted = json.loads(config.read_text())
+    wanted["components"][0] |= (
+        {"path": "evil.Site"}
+        if brought == "code"
+        else {"path": "subprocess.Popen", "args": {"args": ["touch", str(marker)]}}
+    )
+    config.write_text(json.dumps(wanted))
     session = new_secure_session("coordinator@hospitals.org", str(running.home / "coordinator"), timeout=10.0)
     try:
         job = session.submit_job(str(package))
         wait(lambda: _ended(session, job), 60, lambda: str(session.get_job_meta(job)))
-        assert str(session.get_job_status(job)) in ("FAILED_TO_RUN", "FINISHED:EXECUTION_EXCEPTION")
+        assert "COMPLETED" not in str(session.get_job_status(job))
         assert not marker.exists()
     finally:
         session.close()
