@@ -140,6 +140,26 @@ def test_too_few_answers_stop_the_round(tmp_path: Path) -> None:
         engine.advance(state, 1)
 
 
+def test_a_replayed_message_does_not_undo_rounds(tmp_path: Path) -> None:
+    """A worker that is started again hears what the first one was told, which may be many rounds old."""
+    engine = flaky(case("fedbioacc-local"), tmp_path, {})
+    engine.advance(engine.start(3), 3)
+    join = {**engine.joined, "committed": 0, "again": True}  # pyright: ignore
+    answer, _ = decode(engine.parties[0].handle(encode(join, {"key": engine.start_key})))  # pyright: ignore
+    assert answer == {}
+    assert [kept.round for kept in engine.parties[0].kept] == [2, 3]
+
+
+def test_a_start_with_private_blocks_needs_everybody() -> None:
+    engine = Local(*case("private"))
+    assert engine.plan.start
+    honest = engine.parties[1].handle
+    broken = lambda message: b"nonsense" if decode(message)[0]["action"] == "run" else honest(message)
+    engine.parties[1].handle = broken  # pyright: ignore
+    with pytest.raises(NoQuorum, match="the start needs everybody, but client 1"):
+        engine.start(3)
+
+
 @pytest.mark.parametrize("quorum", [0, 3])
 def test_a_cohort_smaller_than_the_quorum_has_to_answer_as_a_whole(quorum: int) -> None:
     task, algorithm, _ = case("fedbioacc")

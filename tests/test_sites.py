@@ -2,8 +2,10 @@
 
 import csv
 import json
+import os
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from fedbilevel.engines.messages import decode, encode
 from fedbilevel.engines.messaging import Messaging
 from fedbilevel.engines.participation import Everyone
 from fedbilevel.engines.plan import Program, trace
-from fedbilevel.federation import project, schema
+from fedbilevel.federation import coordinator, project, schema, server
 from fedbilevel.federation.engine import Federation
 from fedbilevel.federation.own import parts, together
 from fedbilevel.federation.study import Study, difference, facts_of_copy, plan_digest, server_task, site_task
@@ -462,3 +464,90 @@ def test_keys_are_for_their_owner_only(tmp_path: Path) -> None:
     (tmp_path / "no.zip").write_bytes(b"nothing")
     with pytest.raises(fb.FedbilevelError, match="no start-up kit"):
         project.unpack(tmp_path / "no.zip", tmp_path / "d")
+
+
+@pytest.mark.parametrize(
+    ("rows_there", "facts", "said"),
+    [
+        (30, {"sum count": np.zeros(5)}, "names or shapes"),
+        (30, {"sum count": np.zeros(4), "sum values": np.zeros(5), "sum squares": np.zeros(5)}, "names or shapes"),
+        (30, {"sum count": np.ones(5), "sum values": np.full(5, np.nan), "sum squares": np.ones(5)}, "NaN"),
+        ("many", {"sum count": np.ones(5), "sum values": np.ones(5), "sum squares": np.ones(5)}, "number of rows"),
+    ],
+)
+def test_sums_that_cannot_be_are_refused(tmp_path: Path, rows_there: Any, facts: Any, said: str) -> None:
+    with pytest.raises(fb.FedbilevelError, match=said):
+        study(tmp_path).check_facts(rows_there, facts)
+
+
+def test_infinite_numbers_are_refused(tmp_path: Path) -> None:
+    table = rows()
+    table[3]["age"] = "inf"
+    with pytest.raises(fb.FedbilevelError, match="row 5, column 'age': inf is not between"):
+        schema.load(str(write(tmp_path / "a.csv", table)), READ, {}, "north")
+
+
+class Session:
+    """What FLARE's server says; notes which jobs are aborted."""
+
+    def __init__(self) -> None:
+        self.aborted: list[str] = []
+
+    def get_job_status(self, job: str) -> str:
+        return "RUNNING"
+
+    def get_client_job_status(self) -> list[dict[str, str]]:
+        return []
+
+    def abort_job(self, job: str) -> None:
+        self.aborted.append(job)
+
+
+def made(tmp_path: Path) -> tuple[Path, coordinator.Coordinator]:
+    home = tmp_path / "hospitals"
+    (home / "runs" / "r").mkdir(parents=True)
+    parties = {"a": "site", "b": "site", "c": "site"}
+    project.save(project.Project("hospitals", "localhost", 8102, parties, "", ()), home)
+    return home, coordinator.Coordinator(home, lambda text: None)
+
+
+def test_a_party_that_was_added_does_not_disturb_a_run(tmp_path: Path) -> None:
+    home, serving = made(tmp_path)
+    server.note(home / "runs" / "r", status="running", sites=["a", "b"])
+    serving.session, serving.seen = Session(), ["a", "b", "c"]
+    serving._watch("job", "r", frozenset(["a", "b"]))
+    assert not serving.session.aborted
+    serving.next_look = 0.0
+    serving._watch("job", "r", frozenset(["a"]))  # but b, which is in the run, is back
+    assert serving.session.aborted == ["job"]
+
+
+def test_a_run_that_cannot_be_fails_alone(tmp_path: Path) -> None:
+    home, serving = made(tmp_path)
+    text = study(tmp_path, federation={"quorum": 5}).text
+    with pytest.raises(fb.FedbilevelError, match="quorum is 5, but there are 3 parties"):
+        coordinator.want(home, tmp_path / "study.toml", "big")
+    for name in ("../up", "a/b", ""):
+        with pytest.raises(fb.FedbilevelError, match="no name of a run"):
+            coordinator.want(home, tmp_path / "study.toml", name)
+    (home / "runs" / "r" / "study.toml").write_text(text)
+    server.note(home / "runs" / "r", status="wanted", asked=1.0)
+    (home / "runs" / "r" / "facts.safetensors").touch()
+    serving.session, serving.seen = SimpleNamespace(get_system_info=lambda: SimpleNamespace(client_info=[])), []
+    serving.waiting_since = -1e6
+    serving._supervise()
+    assert server.status(home / "runs" / "r")["status"] == "failed"
+
+
+def test_a_number_of_a_process_that_is_somebody_elses_is_not_the_server(tmp_path: Path) -> None:
+    home, _ = made(tmp_path)
+    (home / coordinator.STATE).write_text(json.dumps({"pid": os.getpid()}))
+    assert coordinator.pid(home) is None
+    assert not coordinator.stop(home)
+
+
+def test_a_coordinators_kit_is_not_revoked_in_appearance(tmp_path: Path) -> None:
+    home, _ = made(tmp_path)
+    project.save(project.Project("hospitals", "localhost", 8102, {"a": "site", "anna": "coordinator"}, "", ()), home)
+    with pytest.raises(fb.FedbilevelError, match="FLARE can refuse sites only"):
+        project.revoke(home, "anna")

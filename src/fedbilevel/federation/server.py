@@ -140,7 +140,6 @@ def _compute(folder: Path, sites: list[str]) -> None:
     from fedbilevel.experiment import _describe, _save_solution, plain
     from fedbilevel.federation.engine import Federation
     from fedbilevel.federation.own import together
-    from fedbilevel.federation.schema import blank
     from fedbilevel.federation.study import Study, facts_of_copy, plan_digest, server_task
     from fedbilevel.records import CONFIG, Appender, write_atomically
     from fedbilevel.solve import solve
@@ -183,17 +182,8 @@ def _compute(folder: Path, sites: list[str]) -> None:
 
     note(folder, status="setting up", sites=sites, there=sorted(transport.there), refused={})
     hello = {"action": "hello", "run": folder.name, "study": study.text, "copy": here, "clients": len(sites)}
-    shapes = study.summarize(blank(study.schema)) if study.schema is not None else {}
-
-    def check_facts(header: Any, reply: Any) -> None:
-        if int(header["rows"]) < (1 if own else 0):
-            raise FedbilevelError("it has no rows.")
-        if reply.keys() != shapes.keys() or any(reply[k].shape != np.shape(v) for k, v in shapes.items()):
-            raise FedbilevelError("its sums have other names or shapes.")
-        if not all(np.all(np.isfinite(a)) for a in reply.values()):
-            raise FedbilevelError("its sums hold NaN or infinite numbers.")
-
-    answers, absent = setup(dict.fromkeys(range(len(sites)), hello), {}, check_facts)
+    everybody = dict.fromkeys(range(len(sites)), hello)
+    answers, absent = setup(everybody, {}, lambda header, reply: study.check_facts(header["rows"], reply))
     # Sums and sizes are fixed by the first job of a run: whoever is away later does not change them.
     facts_file = folder / "facts.safetensors"
     if facts_file.exists():

@@ -83,6 +83,18 @@ class Study:
         options = {k: v for k, v in self._options().items() if k in function.__code__.co_varnames}
         return function(examples, **options)
 
+    def check_facts(self, rows: Any, facts: Facts) -> None:
+        """Refuse what no site can be like."""
+        if self.schema is None:
+            return
+        shapes = self.summarize(schemas.blank(self.schema))
+        if facts.keys() != shapes.keys() or any(np.shape(facts[k]) != np.shape(v) for k, v in shapes.items()):
+            raise FedbilevelError("its sums have other names or shapes.")
+        if not all(np.all(np.isfinite(array)) for array in facts.values()):
+            raise FedbilevelError("its sums hold NaN or infinite numbers.")
+        if not isinstance(rows, int) or rows < 1:
+            raise FedbilevelError(f"its number of rows is {rows!r}.")
+
     def _options(self) -> dict[str, Any]:
         make = OWN[self.experiment.task].make
         defaults = dict(zip(make.__code__.co_varnames[2:], make.__defaults__ or (), strict=False))
