@@ -3,6 +3,7 @@
 import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -291,18 +292,23 @@ def omniglot(size: int = 28) -> DataSet:
 
     def read(source: Source) -> Samples:
         path = find(source)
-        drawings = list(formats.omniglot_drawings(path))
-        images = np.empty((len(drawings), size, size), np.uint8)
-        labels, groups = [], []
-        for i, drawing in enumerate(drawings):
-            images[i] = formats.decode_drawing(drawing, path, size)
-            character = f"{drawing.alphabet}/{drawing.character}"
-            labels.append(characters.setdefault(character, len(characters)))
-            groups.append(alphabets.setdefault(drawing.alphabet, len(alphabets)))
-        return _samples(images, labels, {"alphabet": groups})
+        images, of = _drawings(path, path.stat().st_mtime_ns, size)
+        labels = [characters.setdefault(f"{alphabet}/{name}", len(characters)) for alphabet, name in of]
+        groups = [alphabets.setdefault(alphabet, len(alphabets)) for alphabet, _ in of]
+        return _samples(images.copy(), labels, {"alphabet": groups})
 
     train, test = map(read, OMNIGLOT_FILES)
     return DataSet("omniglot", train, test, tuple(characters), groups={"alphabet": tuple(alphabets)}, peak=255)
+
+
+@lru_cache(maxsize=2)  # it takes seconds, and every run of a comparison asks for the same
+def _drawings(path: Path, modified: int, size: int) -> tuple[np.ndarray, list[tuple[str, str]]]:
+    """The images of an archive, and the alphabet and character of each."""
+    drawings = list(formats.omniglot_drawings(path))
+    images = np.empty((len(drawings), size, size), np.uint8)
+    for i, drawing in enumerate(drawings):
+        images[i] = formats.decode_drawing(drawing, path, size)
+    return images, [(drawing.alphabet, drawing.character) for drawing in drawings]
 
 
 def rotated(data: DataSet) -> DataSet:

@@ -22,6 +22,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
@@ -125,7 +126,12 @@ def find(
 
 def examine(path: Path, source: Source) -> str:
     """What is wrong with a file, in words that follow its name; empty if it is the expected one."""
-    size = path.stat().st_size
+    known = path.stat()
+    return _examined(path, source, known.st_size, known.st_mtime_ns)
+
+
+@lru_cache(maxsize=100)  # a file that has not changed is read once
+def _examined(path: Path, source: Source, size: int, modified: int) -> str:
     repacked = source.contents is not None
     if source.size is not None and size != source.size and not repacked:
         # The size first, because "truncated" says more than "another checksum".
