@@ -1,6 +1,7 @@
 """A site without its network: what it reads, refuses, shares and keeps."""
 
 import csv
+import io
 import json
 import os
 import stat
@@ -11,17 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
+from rich.console import Console
 
 import fedbilevel as fb
 from fedbilevel.engines.messages import decode, encode
 from fedbilevel.engines.messaging import Messaging
 from fedbilevel.engines.participation import Everyone
 from fedbilevel.engines.plan import Program, trace
-from fedbilevel.federation import coordinator, project, schema, server
+from fedbilevel.federation import coordinator, join, project, schema, server
 from fedbilevel.federation.engine import Federation
 from fedbilevel.federation.own import parts, together
+from fedbilevel.federation.preview import preview
 from fedbilevel.federation.study import Study, difference, facts_of_copy, plan_digest, server_task, site_task
 from fedbilevel.federation.worker import LEDGER, Limits, Settings, Worker
+from helpers import here
 
 SCHEMA: dict[str, Any] = {
     "label": {"column": "ill", "values": ["no", "yes"]},
@@ -551,3 +555,20 @@ def test_a_coordinators_kit_is_not_revoked_in_appearance(tmp_path: Path) -> None
     project.save(project.Project("hospitals", "localhost", 8102, {"a": "site", "anna": "coordinator"}, "", ()), home)
     with pytest.raises(fb.FedbilevelError, match="FLARE can refuse sites only"):
         project.revoke(home, "anna")
+
+
+def test_a_dry_run_says_what_would_leave_and_changes_nothing(tmp_path: Path) -> None:
+    study(tmp_path)
+    table = {**PROJECT, "experiment": "study.toml", "parties": [{"name": "a"}, {"name": "b"}]}
+    (tmp_path / "hospitals.toml").write_text(tomli_w.dumps(table))
+    kit = project.create(project.read(tmp_path / "hospitals.toml"), tmp_path / "hospitals")[0]
+    data = write(tmp_path / "rows.csv", rows(80))
+    folder, settings = join.unpack(kit, tmp_path / "a", str(data), {}, Limits())
+    said = io.StringIO()
+    preview(folder, settings, Console(file=said, width=120))
+    for words in ("has 80 rows", "sum values over the training rows", "descend: x[5], y.bias[]", "Never sent: rows"):
+        assert words in said.getvalue()
+    assert not (folder / "site.json").exists()
+    code, error = here("federation", "join", str(kit), "--data", "none.csv", "--dry-run", cwd=tmp_path)
+    assert code == 2
+    assert "there is no file none.csv" in error
