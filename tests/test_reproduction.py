@@ -296,3 +296,14 @@ def test_the_summary_says_what_the_pages_say() -> None:
             assert f"({'../reproduction/' + id}.md)" in rows[id][1]
         else:
             assert said == "not run yet", id
+
+
+def test_a_condition_may_have_fewer_seeds() -> None:
+    made = reproduction.read("fedbioacc-fig4")
+    assert {panel.title: len(made.seeds_of(panel, made.methods[-1])) for panel in made.panels} == {
+        "5-way, 1-shot": 2,
+        "5-way, 5-shot": 2,
+        "20-way, 1-shot": 1,
+        "20-way, 5-shot": 1,
+    }
+    assert len(replace(made, seeds=1).seeds_of(made.panels[0], made.methods[0])) == 1

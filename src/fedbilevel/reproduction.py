@@ -75,6 +75,7 @@ class Panel:
     title: str
     task: Mapping[str, Any] = field(default_factory=dict)
     run: Mapping[str, Any] = field(default_factory=dict)
+    seeds: int = 0  # if not as many as elsewhere
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ class Method:
     panels: Sequence[str] = ()
     paper: Mapping[str, Sequence[str]] = field(default_factory=dict)
     seeds: int = 0  # if not as many as the others
+    found_as: str = ""  # the label that the parameters were found for, if it is another one
 
     @property
     def title(self) -> str:
@@ -175,6 +177,11 @@ class Reproduction:
         """Whether the paper prints numbers."""
         return any(method.paper for method in self.methods)
 
+    def seeds_of(self, panel: Panel, method: Method) -> range:
+        """The seeds of a row under a condition."""
+        count = min(each.seeds or self.seeds for each in (self, panel, method))
+        return range(self.first_seed, self.first_seed + count)
+
     def cases(self) -> list[tuple[Panel, Method]]:
         """Every method under every condition that it has."""
         return [(p, m) for m in self.methods for p in self.panels if not m.panels or p.title in m.panels]
@@ -183,7 +190,8 @@ class Reproduction:
         """One run of it."""
         found: Mapping[str, Any] = {}
         if method.parameters == "found":
-            of_method = {title: settings for (label, title), settings in self.found.items() if label == method.label}
+            label = method.found_as or method.label
+            of_method = {title: settings for (name, title), settings in self.found.items() if name == label}
             known = of_method.get(panel.title, next(iter(of_method.values()), None))
             if known is None:
                 raise FedbilevelError(
@@ -315,7 +323,7 @@ def run(
         name = _slug(f"{panel.title} {method.label} {method.parameters}")
         some = [
             (Place(folder / f"{name}-seed{seed}", made.experiment(panel, method, seed)), seed)
-            for seed in range(made.first_seed, made.first_seed + min(method.seeds or made.seeds, made.seeds))
+            for seed in made.seeds_of(panel, method)
         ]
         some[0][0].experiment.build().check()  # refuses what is wrong before anything is run
         _check_same(some[0][0])
