@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fedbilevel.engines.plan import plan
-from fedbilevel.federation import coordinator, project
-from fedbilevel.federation.demo import _child, end, free_port
+from fedbilevel.federation import coordinator, process, project
+from fedbilevel.federation.demo import child, free_port
 from fedbilevel.federation.server import EXCHANGES, status
 from fedbilevel.federation.study import Study
 
@@ -44,19 +44,19 @@ def federation(folder: Path) -> tuple[dict[str, Any], Path]:
     (folder / "bench.toml").write_text(tomli_w.dumps({**described, "parties": parties}))
     home = folder / "bench"
     project.create(project.read(folder / "bench.toml"), home)
-    children = [_child(["start", str(home)], folder / "server.log")]
+    children = [child(["start", str(home)], folder / "server.log")]
     try:
         for party in parties:
             name = party["name"]
             kit = [str(project.kit(home, name)), "--data", "builtin", "--largest-upload", "1000"]
-            children.append(_child(["join", *kit, "--folder", str(folder / name)], folder / f"{name}.log"))
+            children.append(child(["join", *kit, "--folder", str(folder / name)], folder / f"{name}.log"))
         run = coordinator.want(home, folder / "study.toml", "bench")
         while status(run).get("status") not in ("finished", "failed"):
             time.sleep(1)
         if status(run)["status"] == "failed":
             raise SystemExit(f"the run failed: {status(run)['failure']}")
     finally:
-        end(children)
+        process.end(*children, seconds=15.0)
     return json.loads((run / "probe.json").read_text()), run
 
 

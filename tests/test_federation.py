@@ -25,9 +25,9 @@ from fedbilevel.engines.messages import decode, named_leaves
 
 pytest.importorskip("nvflare")
 
-from fedbilevel.federation import coordinator, project
+from fedbilevel.federation import coordinator, process, project
 from fedbilevel.federation.cli import missing
-from fedbilevel.federation.demo import _child, end, free_port
+from fedbilevel.federation.demo import child, free_port
 from fedbilevel.federation.join import obstacle
 from fedbilevel.federation.server import EXCHANGES, status
 from fedbilevel.federation.study import Study
@@ -58,14 +58,14 @@ class Running:
         self.children: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
-        self.children["server"] = _child(["start", str(self.home)], self.folder / "server.log")
+        self.children["server"] = child(["start", str(self.home)], self.folder / "server.log")
         for name in SITES:
             self.join(name, project.kit(self.home, name))
         wait(lambda: self.connected() == sorted(SITES), 120, lambda: (self.folder / "server.log").read_text())
 
     def join(self, name: str, kit: Path) -> None:
         arguments = ["join", str(kit), "--data", "builtin", "--folder", str(self.folder / name)]
-        self.children[name] = _child(arguments, self.folder / f"{name}.log")
+        self.children[name] = child(arguments, self.folder / f"{name}.log")
 
     def connected(self) -> list[str]:
         return coordinator.state(self.home).get("connected", [])
@@ -90,7 +90,7 @@ class Running:
         return int(found[0])
 
     def end(self) -> None:
-        end(list(self.children.values()))
+        process.end(*self.children.values(), seconds=15.0)
 
 
 def wait(ready: Callable[[], Any], seconds: float, otherwise: Callable[[], str]) -> None:
@@ -310,7 +310,7 @@ def test_who_has_no_valid_kit_cannot_join(running: Running, tmp_path: Path) -> N
     assert "has no certificate of this federation" in obstacle(place)
     shutil.copy(running.home / "server" / "startup" / "rootCA.pem", place / "startup" / "rootCA.pem")  # and trusts it
     assert "does not accept the certificate" in obstacle(place)
-    impostor = _child(
+    impostor = child(
         ["join", str(project.kit(other.home, "north")), "--data", "builtin", "--folder", str(tmp_path / "stranger")],
         tmp_path / "stranger.log",
     )
@@ -321,13 +321,13 @@ def test_who_has_no_valid_kit_cannot_join(running: Running, tmp_path: Path) -> N
         assert "does not accept the certificate" in (tmp_path / "stranger.log").read_text()
         project.revoke(running.home, "west")
         wait(lambda: "west" not in running.connected(), 60, lambda: str(running.connected()))
-        end([running.children["west"]])
+        process.end(running.children["west"], seconds=15.0)
         running.join("west", _kept(extra, running))
         log = running.folder / "west.log"
         wait(lambda: "refuses this site" in log.read_text(), 60, log.read_text)
         assert "west" not in running.connected()
     finally:
-        end([impostor, running.children.pop("west")])
+        process.end(impostor, running.children.pop("west"), seconds=15.0)
 
 
 def test_who_has_no_certificate_is_not_even_heard(running: Running) -> None:

@@ -363,7 +363,7 @@ def _run(built: Built, folder: Path, progress: Progress | None) -> Finished:
 def _run_alone(built: Built, folder: Path, progress: Progress | None) -> Finished:
     began = time.perf_counter()
     experiment, task, algorithm, _ = built
-    info = _describe(built, folder)
+    info = describe(built, folder)
     write_atomically(folder / CONFIG, configuration.write(built.config()).encode())
     note = lambda **more: write_atomically(folder / INFO, json.dumps({**info, **more}, indent=1).encode())
     note(status="running")
@@ -380,14 +380,14 @@ def _run_alone(built: Built, folder: Path, progress: Progress | None) -> Finishe
         note(status="interrupted" if interrupted else "failed", failure="" if interrupted else str(error))
         if isinstance(error, KeyboardInterrupt | Diverged):
             if isinstance(stopped, Stopped) and len(references) == len(wanted):
-                _save_solution(stopped.result, folder)
+                save_solution(stopped.result, folder)
             saved = f"The records so far are in {folder}."
             if interrupted and experiment.engine == "simulation":
                 saved = f"Go on with: fedbilevel resume {folder}"
             error.saved = saved  # pyright: ignore[reportAttributeAccessIssue]
         raise
 
-    _save_solution(result, folder)
+    save_solution(result, folder)
     summary = {**{k: v for k, v in result.metrics.items() if k != "round"}, "rounds": result.metrics["round"]}
     for label, reference in references.items():
         summary |= {f"{name}_{label}": reference.metrics[name] for name in task.headline if name in reference.metrics}
@@ -468,7 +468,7 @@ class _Members:
         return dataclasses.replace(best, history=history, seconds=sum(result.seconds for result in found))
 
 
-def _describe(built: Built, folder: Path) -> dict[str, Any]:
+def describe(built: Built, folder: Path) -> dict[str, Any]:
     """What a reader of the folder must know of the run."""
     experiment, task, algorithm, _ = built
     main, title = str(experiment.algorithm), type(algorithm).__name__
@@ -520,7 +520,7 @@ def new_folder(name: str, out: Path | None) -> Path:
     return out
 
 
-def _save_solution(result: Result, folder: Path) -> None:
+def save_solution(result: Result, folder: Path) -> None:
     """x and y, in a format that is safe to load."""
     arrays = {name: np.asarray(leaf) for name, leaf in named_leaves({"x": result.x, "y": result.y}).items()}
     write_atomically(folder / "solution.safetensors", encode({"round": int(result.state.round)}, arrays))

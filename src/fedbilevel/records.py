@@ -81,17 +81,18 @@ class Appender:
         self.file.close()
 
 
+def json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The tables of a file that has one in each line; lines that were torn when the writer was killed are left out."""
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):
+            if isinstance(row := json.loads(line), dict):
+                yield row
+
+
 def read(folder: Path | str) -> list[dict[str, Any]]:
     """The rows of a run folder in the order of their rounds; of a round that was run twice the later one."""
-    path = Path(folder) / RECORDS
-    rows: dict[tuple[str, int], dict[str, Any]] = {}
-    for line in path.read_bytes().splitlines() if path.exists() else []:
-        try:
-            row = json.loads(line)
-            label, number = row["run"], row["round"]
-        except (ValueError, KeyError, TypeError):
-            continue  # torn when the run was killed
-        rows[label, number] = row
+    found = json_lines(Path(folder) / RECORDS)
+    rows = {(row["run"], row["round"]): row for row in found if "run" in row and "round" in row}
     order = {label: n for n, label in enumerate(dict.fromkeys(label for label, _ in rows))}
     return [rows[entry] for entry in sorted(rows, key=lambda entry: (order[entry[0]], entry[1]))]
 

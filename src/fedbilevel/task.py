@@ -156,6 +156,10 @@ class Task:
         suggested = self.suggested.get(name, self.suggested.get("*", {}))
         return {field: suggested[field] for field in suggested if field in known}
 
+    def measured(self, x: Tree, y: Tree) -> Mapping[str, Any]:
+        """The metrics of a solution; none if the task has no metrics."""
+        return self.metrics(x, y) if self.metrics is not None else {}
+
     def _holders(self, split: str) -> list[tuple[str, Tree]]:
         """Who holds the rows of a split, and these rows."""
         if split == "val" and self.server is not None:

@@ -48,4 +48,4 @@ class Local(Messaging):
 
     def metrics(self, state: State) -> Mapping[str, Any]:
         """What the task measures."""
-        return self.task.metrics(*self.solution(state)) if self.task.metrics is not None else {}
+        return self.task.measured(*self.solution(state))

@@ -529,12 +529,12 @@ class Messaging:
 
     def arrays(self, state: State) -> dict[str, np.ndarray]:
         """The server's side of a state by name, to be saved. Of private vectors it has but names."""
-        named = named_leaves({**state._asdict(), "key": jax.random.key_data(state.key), "server": self._public(state)})
+        named = named_leaves({**state._asdict(), "key": jax.random.key_data(state.key), "server": self.public(state)})
         return {name: np.asarray(leaf) for name, leaf in named.items()}
 
     def evaluate(self, state: State) -> dict[int, dict[str, float]]:
         """What every client that answers finds of the current solution, on rows of its own."""
-        public = {k: np.asarray(leaf) for k, leaf in named_leaves(self._public(state)).items()}
+        public = {k: np.asarray(leaf) for k, leaf in named_leaves(self.public(state)).items()}
         header = {"action": "evaluate", "round": state.round}
         answers = self._ask(dict.fromkeys(range(len(self.weights)), (header, public)))
         return {
@@ -543,7 +543,8 @@ class Messaging:
             if "error" not in answer and all(value.ndim == 0 for value in reply.values())
         }
 
-    def _public(self, state: State) -> Any:
+    def public(self, state: State) -> Any:
+        """What the server has of a state."""
         return without(state.server, is_block)
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> State:

@@ -90,7 +90,13 @@ class Party:
     def handle(self, message: bytes) -> bytes:
         """Answer a message; whatever goes wrong is an answer with the reason."""
         try:
-            header, arrays = decode(message)
+            return encode(*self.answer(*decode(message)))
+        except FedbilevelError as error:  # it is no message, or this is nothing to be sent
+            return encode({"error": str(error)}, {})
+
+    def answer(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The header and the arrays of the answer to a message that was read already."""
+        try:
             actions = {
                 "join": self._join,
                 "run": self._run,
@@ -100,18 +106,19 @@ class Party:
             }
             if header["action"] not in actions:
                 raise FedbilevelError(f"there is no action '{header['action']}'.")
-            return encode({}, actions[header["action"]](header, arrays))
+            found = actions[header["action"]](header, arrays)
+            return {}, {name: np.asarray(array) for name, array in found.items()}  # errors of devices come up here
         except _Lost as error:
-            return encode({"lost": True, "error": str(error)}, {})
+            return {"lost": True, "error": str(error)}, {}
         except _Stale as error:
-            return encode({"stale": True, "error": str(error)}, {})
+            return {"stale": True, "error": str(error)}, {}
         except FedbilevelError as error:
-            return encode({"error": str(error)}, {})
+            return {"error": str(error)}, {}
         except Exception as error:  # a client must answer, whatever its code or data do
             if self.reveals:
-                return encode({"error": f"{type(error).__name__}: {error}"}, {})
+                return {"error": f"{type(error).__name__}: {error}"}, {}
             traceback.print_exc()  # what it says may be about rows
-            return encode({"error": f"{type(error).__name__}; its own log says more."}, {})
+            return {"error": f"{type(error).__name__}; its own log says more."}, {}
 
     def _join(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
         """Set up the own block and memory: nothing of them is ever sent. Or go on with those of this run."""

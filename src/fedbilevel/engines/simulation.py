@@ -473,4 +473,4 @@ class Simulation:
 
     def metrics(self, state: State) -> Mapping[str, Any]:
         """What the task measures."""
-        return self.task.metrics(*self.solution(state)) if self.task.metrics is not None else {}
+        return self.task.measured(*self.solution(state))

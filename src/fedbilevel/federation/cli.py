@@ -1,7 +1,5 @@
 """``fedbilevel federation ...``: what coordinators and sites type."""
 
-import contextlib
-import json
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -95,8 +93,7 @@ def run(
     if coordinator.pid(folder) is None:
         raise FedbilevelError(f"the server does not run: start it with 'fedbilevel federation start {folder}'.")
     if resume:
-        runs = sorted((folder / "runs").glob("*/run.json"), key=lambda path: status(path.parent).get("asked", 0))
-        named = [path.parent for path in runs if name in (None, path.parent.name)]
+        named = [run for run in coordinator.runs(folder) if name in (None, run.name)]
         if not named:
             raise FedbilevelError(f"{folder} has no run to go on with.")
         place = named[-1]
@@ -187,13 +184,12 @@ def show(place: Path) -> None:
 def missing(place: Path) -> dict[str, tuple[int, str]]:
     """Who did not answer how many exchanges of a run, and why not the last time."""
     from fedbilevel.federation.server import EXCHANGES
+    from fedbilevel.records import json_lines
 
     found: dict[str, tuple[int, str]] = {}
-    path = place / EXCHANGES
-    for line in path.read_text().splitlines() if path.exists() else ():
-        with contextlib.suppress(ValueError):  # a line that was torn when the server was killed
-            for name, reason in json.loads(line)["failed"].items():
-                found[name] = (found.get(name, (0, ""))[0] + 1, reason)
+    for line in json_lines(place / EXCHANGES):
+        for name, reason in line["failed"].items():
+            found[name] = (found.get(name, (0, ""))[0] + 1, reason)
     return found
 
 
@@ -215,13 +211,11 @@ def show_status(federation: Which = None) -> None:
         table.add_row(name, role, here if role == "site" or here == "revoked" else "")
     console.print(table)
     runs = Table("run", "task", "algorithm", "status", "round", "")
-    for path in sorted((folder / "runs").glob("*/run.json"), key=lambda p: status(p.parent).get("asked", 0)):
-        run = status(path.parent)
+    for place in coordinator.runs(folder):
+        run = status(place)
         goal = f"{run.get('round', 0)}/{run['rounds']}" if "rounds" in run else "-"
         more = run.get("failure") or run.get("waits") or ""
-        runs.add_row(
-            path.parent.name, run.get("task", ""), run.get("title", ""), run.get("status", ""), goal, escape(more)
-        )
+        runs.add_row(place.name, run.get("task", ""), run.get("title", ""), run.get("status", ""), goal, escape(more))
     if runs.row_count:
         console.print(runs)
 

@@ -30,7 +30,7 @@ UNFINISHED = ("wanted", "submitted", "setting up", "running", "waiting")
 SERVER = "nvflare.private.fed.app.server.server_train"
 
 
-def check_port(host: str, port: int) -> None:
+def check_port(port: int) -> None:
     """Refuse a port that somebody else has."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -45,7 +45,7 @@ def check_port(host: str, port: int) -> None:
 def pid(folder: Path) -> int | None:
     """The process of the coordinator, if it is there."""
     try:
-        found = int(json.loads((folder / STATE).read_text())["pid"])
+        found = int(state(folder)["pid"])
         os.kill(found, 0)
     except (OSError, ValueError, KeyError):
         return None
@@ -79,7 +79,7 @@ class Coordinator:
         project.needs_flare()
         logging.getLogger().addHandler(logging.FileHandler(self.folder / "coordinator.log"))  # FLARE's messages
         with alone(self.folder):
-            check_port(self.project.host, self.project.port)
+            check_port(self.project.port)
             try:
                 while True:
                     self._step()
@@ -225,12 +225,15 @@ class Coordinator:
         (self.folder / STATE).unlink(missing_ok=True)
 
 
-def wanted_runs(folder: Path) -> Iterator[str]:
-    """Runs that have not come to their end, in the order in which they were asked for."""
+def runs(folder: Path) -> list[Path]:
+    """The folders of all runs, in the order in which they were asked for."""
     found = [path.parent for path in (folder / "runs").glob(f"*/{STATUS}")]
-    for run in sorted(found, key=lambda path: status(path).get("asked", 0)):
-        if status(run).get("status") in UNFINISHED:
-            yield run.name
+    return sorted(found, key=lambda run: status(run).get("asked", 0))
+
+
+def wanted_runs(folder: Path) -> Iterator[str]:
+    """Runs that have not come to their end."""
+    return (run.name for run in runs(folder) if status(run).get("status") in UNFINISHED)
 
 
 def want(folder: Path, study: Path, name: str) -> Path:

@@ -5,11 +5,8 @@ cancer data. The task is ``regularization``: how strongly to regularise each fea
 """
 
 import csv
-import os
-import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +21,7 @@ from fedbilevel import page
 from fedbilevel.data import breast_cancer, heart_disease
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.experiment import new_folder
-from fedbilevel.federation import coordinator, project
+from fedbilevel.federation import coordinator, process, project
 from fedbilevel.federation.cli import follow
 from fedbilevel.federation.worker import SECRET
 from fedbilevel.interrupts import Terminated
@@ -61,12 +58,12 @@ def run(out: Path | None, rounds: int, console: Console) -> Path:
     console.print("Certificates and start-up kits are made. Starting a server and four sites ...", highlight=False)
     children: list[subprocess.Popen[bytes]] = []
     try:
-        children.append(_child(["start", str(home)], folder / "server.log"))
+        children.append(child(["start", str(home)], folder / "server.log"))
         for name, data in sites.items():
             (folder / name).mkdir(mode=0o700)
             (folder / name / SECRET).write_text("demo")  # so that two demos deal out the rows alike
             kit = [str(project.kit(home, name)), "--data", str(data), "--folder", str(folder / name)]
-            children.append(_child(["join", *kit], folder / f"{name}.log"))
+            children.append(child(["join", *kit], folder / f"{name}.log"))
         _wait(lambda: coordinator.pid(home) is not None, 60, children, "the server did not start")
         place = coordinator.want(home, folder / "heart.toml", "demo")
         limit = time.monotonic() + SECONDS + rounds
@@ -82,7 +79,7 @@ def run(out: Path | None, rounds: int, console: Console) -> Path:
         console.print("Interrupted: stopping everything ...")
         raise SystemExit(143 if isinstance(interrupt, Terminated) else 130) from None
     finally:
-        end(children)
+        process.end(*children, seconds=15.0)
     written = page.write([place], folder / "report.html")
     console.print(f"Report in [bold]{escape(str(written))}[/bold]", soft_wrap=True, highlight=False)
     console.print(
@@ -98,13 +95,9 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _child(arguments: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
+def child(arguments: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
     """One of the commands that people type, in a process of its own that ends with this one."""
-    command = [sys.executable, "-m", "fedbilevel.federation.process", "fedbilevel", "federation", *arguments]
-    with log.open("ab") as file:
-        return subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
-        )
+    return process.start("fedbilevel", ["federation", *arguments], log)
 
 
 def _wait(ready: Any, seconds: float, children: Sequence[Any], otherwise: str) -> None:
@@ -115,22 +108,6 @@ def _wait(ready: Any, seconds: float, children: Sequence[Any], otherwise: str) -
             break
         time.sleep(0.1)
     raise FedbilevelError(f"{otherwise}: its log is in the folder of the demo.")
-
-
-def end(children: Sequence["subprocess.Popen[bytes]"]) -> None:
-    """End all of them, at the same time; those who do not end in time are killed, with what they started."""
-    for child in children:
-        if child.poll() is None:
-            child.send_signal(signal.SIGTERM)
-    limit = time.monotonic() + 15
-    for child in children:
-        try:
-            child.wait(max(0.1, limit - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-        if child.stdin is not None:
-            child.stdin.close()
 
 
 def _data(folder: Path) -> tuple[dict[str, Path], dict[str, Any], str]:

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from fedbilevel.engines.messaging import Messaging, State, is_block
-from fedbilevel.engines.plan import split_vectors, without
+from fedbilevel.engines.plan import split_vectors
 from fedbilevel.task import Task
 from fedbilevel.vectors import Vector
 
@@ -17,14 +18,10 @@ class Federation(Messaging):
     task: Task | None = None
     """With the task's own data, which are nobody's secret, the server measures; otherwise the sites do."""
 
-    def public(self, state: State) -> Any:
-        """What the server has of a state."""
-        return without(state.server, is_block)
-
     def metrics(self, state: State) -> Mapping[str, Any]:
         """Of every site on rows of its own, and their mean."""
         if self.task is not None:
-            return self.task.metrics(*self.solution(state)) if self.task.metrics is not None else {}
+            return self.task.measured(*self.solution(state))
         found = {self.names[m]: numbers for m, numbers in self.evaluate(state).items()}
         names = dict.fromkeys(name for numbers in found.values() for name in numbers)
         means = {n: float(np.nanmean([numbers[n] for numbers in found.values() if n in numbers])) for n in names}
@@ -37,8 +34,6 @@ class Federation(Messaging):
             return super().solution(state)
         parts, structure = split_vectors(state.server)
         nothing = Vector({}, "x", owned=True)
-        import jax
-
         whole = jax.tree.unflatten(structure, [nothing if is_block(part) else part for part in parts])
         if self.program.algorithm.remembers == "run":
             return getattr(whole, "x", nothing).tree, {}

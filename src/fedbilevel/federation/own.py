@@ -18,7 +18,7 @@ from fedbilevel.federation.schema import Examples
 from fedbilevel.models import mlp, outputs
 from fedbilevel.task import Task
 from fedbilevel.tasks.data_cleaning import problem as cleaning_problem
-from fedbilevel.tasks.regularization import STEPS
+from fedbilevel.tasks.regularization import STEPS, judged, standardised
 from fedbilevel.tasks.regularization import problem as strengths_problem
 
 Facts = Mapping[str, np.ndarray]
@@ -106,15 +106,14 @@ def regularization(
     count = np.maximum(facts["sum count"], 1)
     mean = facts["sum values"] / count
     deviation = np.sqrt(np.maximum(facts["sum squares"] / count - mean**2, 0))
-    standard = (examples.inputs - mean) / np.where(deviation > 0, deviation, np.inf)
-    features = np.where(np.isnan(standard), 0, standard).astype(np.float32)
+    features = standardised(examples.inputs, mean, deviation)
     take = lambda part: {"features": features[part], "label": examples.labels[part].astype(np.float32)}
-    tested, truth = features[rows[2]].astype(float), examples.labels[rows[2]]
+    tested, truth = features[rows[2]], examples.labels[rows[2]]
 
     def metrics(x: Any, y: Any) -> dict[str, float]:
-        logits = tested @ np.asarray(y["weights"], float) + float(y["bias"])
+        logits, losses = judged(y, tested, truth)
         auc = scores.auc(truth, logits) if 0 < truth.mean() < 1 else float("nan")
-        return {"auc": auc, "test_loss": float(np.mean(np.logaddexp(0, logits) - truth * logits))}
+        return {"auc": auc, "test_loss": float(losses.mean())}
 
     return Task(
         strengths_problem(features.shape[1], start, weakest, strongest),

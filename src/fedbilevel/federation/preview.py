@@ -1,6 +1,5 @@
 """What a site sees: what is checked and shared before it joins, and what has left since."""
 
-import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation import schema, study
 from fedbilevel.federation.join import about
 from fedbilevel.federation.worker import LEDGER, Settings
+from fedbilevel.records import json_lines
 
 
 def preview(folder: Path, settings: Settings, console: Console) -> None:
@@ -38,10 +38,10 @@ def preview(folder: Path, settings: Settings, console: Console) -> None:
     examples = schema.load(settings.data, given.schema, settings.columns, settings.source(folder))
     facts = given.summarize(examples)
     built = given.build(examples)
-    counts = [len(next(iter(_leaves(built.task.clients[0][part])))) for part in ("train", "val")]
+    train, validation, test = study.parts_of(built, examples)
     console.print(
-        f"Checked: {settings.data} has {len(examples.labels)} rows as the experiment wants them: {counts[0]} for "
-        f"training, {counts[1]} for validation, {len(examples.labels) - sum(counts)} for the test.",
+        f"Checked: {settings.data} has {len(examples.labels)} rows as the experiment wants them: {train} for "
+        f"training, {validation} for validation, {test} for the test.",
         highlight=False,
         soft_wrap=True,
     )
@@ -65,12 +65,6 @@ def preview(folder: Path, settings: Settings, console: Console) -> None:
     )
 
 
-def _leaves(tree: Any) -> list[Any]:
-    from fedbilevel.core import columns
-
-    return columns(tree)[0]
-
-
 def _named(exchange: Exchange, party: Party) -> list[str]:
     leaves = named_leaves(without(exchange.upload, party.program.private))
     return [f"{shown(name)}{list(leaf.shape)}" for name, leaf in leaves.items()]
@@ -86,7 +80,7 @@ def ledger(folder: Path, console: Console, last: int = 0) -> None:
     path = folder / LEDGER
     if not path.exists():
         raise FedbilevelError(f"{folder} has answered nothing yet, or is no folder of a site.")
-    lines = [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{") and line.endswith("}")]
+    lines = list(json_lines(path))
     runs: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(lambda: [0, 0, 0, 0, {}, ""]))
     for line in lines:
         entry = runs[line["run"]][f"{line['action']} {line['method']}".strip()]

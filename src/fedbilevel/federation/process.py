@@ -6,15 +6,18 @@ closes, this process ends, and with it (``site.end_with_parent``) the processes 
 
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 
-def start(module: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> "subprocess.Popen[Any]":
+def start(
+    module: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+) -> "subprocess.Popen[bytes]":
     """Start a module as a child of this process; what it prints goes into a log."""
     command = [sys.executable, "-u", "-m", "fedbilevel.federation.process", module, *arguments]
     with log.open("ab") as file:
@@ -23,22 +26,25 @@ def start(module: str, arguments: Sequence[str], log: Path, environment: Mapping
             stdin=subprocess.PIPE,
             stdout=file,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
+            env={**os.environ, **(environment or {})},
             start_new_session=True,  # Ctrl-C is for the parent, which ends it in order
         )
 
 
-def end(process: "subprocess.Popen[Any]", seconds: float = 10.0) -> None:
-    """End a child: politely, then not."""
-    if process.poll() is None:
-        process.terminate()
+def end(*children: "subprocess.Popen[bytes]", seconds: float = 10.0) -> None:
+    """End children, at the same time; those who do not end in time are killed, with what they started."""
+    for child in children:
+        if child.poll() is None:
+            child.terminate()
+    limit = time.monotonic() + seconds
+    for child in children:
         try:
-            process.wait(seconds)
+            child.wait(max(0.1, limit - time.monotonic()))
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-    if process.stdin is not None:
-        process.stdin.close()
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        if child.stdin is not None:
+            child.stdin.close()
 
 
 def main() -> None:

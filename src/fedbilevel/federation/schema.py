@@ -284,8 +284,9 @@ def _images(source: str, schema: Schema) -> tuple[np.ndarray, np.ndarray, np.nda
                 f"{source}: the images are {pictures.dtype}{list(pictures.shape[1:])}, but should be "
                 f"uint8{list(schema.shape)}."
             )
-        labels = _Table(source, columns, {}, 0).codes(schema.label, schema.classes, needed=True)
-        parts = _Table(source, columns, {}, 0).codes(schema.part, PARTS, needed=True) if schema.part else None
+        table = _Table(source, columns, {}, 0)
+        labels = table.codes(schema.label, schema.classes, needed=True)
+        parts = table.codes(schema.part, PARTS, needed=True) if schema.part else None
         return _channels(pictures), labels, parts
     if not path.is_dir():
         raise FedbilevelError(f"there is no folder {source}.")

@@ -4,7 +4,6 @@ A run has a folder, ``runs/NAME`` in the folder of the federation, in the same f
 every round there is a checkpoint in it, from which the next job goes on if this one ends for whatever reason.
 """
 
-import contextlib
 import json
 import logging
 import os
@@ -137,7 +136,7 @@ def _compute(folder: Path, sites: list[str]) -> None:
     from fedbilevel.engines.participation import participation
     from fedbilevel.engines.plan import Program, trace
     from fedbilevel.errors import FedbilevelError, NoQuorum
-    from fedbilevel.experiment import _describe, _save_solution, plain
+    from fedbilevel.experiment import describe, plain, save_solution
     from fedbilevel.federation.engine import Federation
     from fedbilevel.federation.own import together
     from fedbilevel.federation.study import Study, facts_of_copy, plan_digest, server_task
@@ -238,7 +237,7 @@ def _compute(folder: Path, sites: list[str]) -> None:
         config["run"] = {**run, "engine": "federation"}
         config["federation"] = {name: plain(value) for name, value in asdict(study.rules).items()}
         write_atomically(folder / CONFIG, configuration.write(config).encode())
-        described = _describe(built, folder)
+        described = describe(built, folder)
         note(folder, **{**described, "clients": len(sites), "status": "running", "rules": asdict(study.rules)})
         experiment = built.experiment
 
@@ -261,12 +260,11 @@ def _compute(folder: Path, sites: list[str]) -> None:
         public = {k: np.asarray(v) for k, v in named_leaves(engine.public(result.state)).items()}
         finish = encode({"action": "finish", "round": int(result.state.round)}, public)
         transport.ask(dict.fromkeys(range(len(sites)), finish), "finish")
-    _save_solution(result, folder)
+    save_solution(result, folder)
     last = {k: v for k, v in result.metrics.items() if k != "round"}
     summary = {**last, "rounds": result.metrics["round"], "seconds": result.seconds}
     summary |= {"bytes_down": engine.bytes_down, "bytes_up": engine.bytes_up}
-    with contextlib.suppress(ValueError):
-        note(folder, status="finished", summary=summary, failure="")
+    note(folder, status="finished", summary=summary, failure="")
 
 
 def _probe(transport: Sites, sizes: tuple[int, ...]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ compare it with the simulator.
 
 import dataclasses
 import hashlib
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -80,8 +81,8 @@ class Study:
     def summarize(self, examples: Examples) -> Facts:
         """What a site tells of its rows before the first round."""
         function = OWN[self.experiment.task].summarize
-        options = {k: v for k, v in self._options().items() if k in function.__code__.co_varnames}
-        return function(examples, **options)
+        known = inspect.signature(function).parameters
+        return function(examples, **{k: v for k, v in self._options().items() if k in known})
 
     def check_facts(self, rows: Any, facts: Facts) -> None:
         """Refuse what no site can be like."""
@@ -96,13 +97,12 @@ class Study:
             raise FedbilevelError(f"its number of rows is {rows!r}.")
 
     def _options(self) -> dict[str, Any]:
-        make = OWN[self.experiment.task].make
-        defaults = dict(zip(make.__code__.co_varnames[2:], make.__defaults__ or (), strict=False))
+        known = inspect.signature(OWN[self.experiment.task].make).parameters
         found: dict[str, Any] = {"seed": self.experiment.seed}
         for key, value in self.experiment.settings.items():
             prefix, _, name = key.rpartition(".")
-            if prefix in ("", "task") and name in defaults:
-                found[name] = convert(key, value, defaults[name])
+            if prefix in ("", "task") and name in known:
+                found[name] = convert(key, value, known[name].default)
         return found
 
     def build(self, examples: Examples | None = None, facts: Facts | None = None) -> Built:
@@ -174,10 +174,15 @@ def plan_digest(plan: Plan, built: Built) -> str:
 
 def fewest_rows(built: Built, examples: Examples) -> int:
     """The least number of rows of a site behind a number that it shares."""
-    used = [len(columns(built.task.clients[0][part])[0][0]) for part in ("train", "val")]
     batch = built.task.batch_size
     sizes = batch.values() if isinstance(batch, Mapping) else [batch]
-    return min([*used, len(examples.labels) - sum(used), *(size for size in sizes if size is not None)])
+    return min([*parts_of(built, examples), *(size for size in sizes if size is not None)])
+
+
+def parts_of(built: Built, examples: Examples) -> tuple[int, int, int]:
+    """How many rows of a site are for training, validation and test."""
+    train, validation = (len(columns(built.task.clients[0][part])[0][0]) for part in ("train", "val"))
+    return train, validation, len(examples.labels) - train - validation
 
 
 def site_task(built: Built, number: int, own: bool) -> Task:

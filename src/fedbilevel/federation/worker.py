@@ -94,7 +94,6 @@ class Worker:
         self.folder, self.settings, self.again = folder, Settings.load(folder), again
         self.study: Any = None
         self.examples: Any = None
-        self.built: Any = None
         self.party: Any = None
         self.run, self.clients = "", 0
 
@@ -109,44 +108,52 @@ class Worker:
             return encode({"error": str(error)}, {})
         action, reason = str(header.get("action")), ""
         try:
-            if action == "hello":
-                answer = encode(*self._hello(header))
-            elif action == "prepare":
-                answer = encode(*self._prepare(header, arrays))
-            elif action == "echo":  # how fast is the way?
-                answer = encode({}, arrays)
-            elif action == "finish":
-                answer = encode(*self._finish(header, arrays))
-            elif self.party is None:
-                raise FedbilevelError("it has not been told which study this is.")
-            elif action == "join" and self.again:  # another worker was told this, and has kept something since
-                answer = self.party.handle(encode({**header, "again": True}, arrays))
-            else:
-                answer = self.party.handle(message)
+            said, left = self._answer(action, header, arrays)
+            answer = encode(said, left)
         except FedbilevelError as error:
-            answer = encode({"error": str(error).replace(f"{self.folder}{os.sep}", "")}, {})
+            said = {"error": str(error).replace(f"{self.folder}{os.sep}", "")}
         except Private as error:
-            reason = str(error)
-            answer = encode({"error": "its data do not fit the experiment; its own log says where."}, {})
+            reason, said = str(error), {"error": "its data do not fit the experiment; its own log says where."}
         except Exception as error:  # whatever the site's own data or functions do, the server gets an answer
             traceback.print_exc()
             reason = f"{type(error).__name__}: {error}"
-            answer = encode({"error": f"{type(error).__name__}; its own log says more."}, {})
-        if len(answer) > self.settings.limits.largest_upload * 1e6:
+            said = {"error": f"{type(error).__name__}; its own log says more."}
+        else:
             most = self.settings.limits.largest_upload
-            said = f"its answer has {len(answer) / 1e6:.1f} MB, but it sends at most {most:g}."
-            answer = encode({"error": said}, {})
-        self._note(action, header, message, answer, reason)
+            if len(answer) <= most * 1e6:
+                self._note(header, message, answer, left, said.get("error", ""))
+                return answer
+            said = {"error": f"its answer has {len(answer) / 1e6:.1f} MB, but it sends at most {most:g}."}
+        answer = encode(said, {})
+        self._note(header, message, answer, {}, reason or said["error"])
         return answer
+
+    def _answer(
+        self, action: str, header: dict[str, Any], arrays: dict[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        from fedbilevel.errors import FedbilevelError
+
+        if action == "hello":
+            return self._hello(header)
+        if action == "prepare":
+            return self._prepare(header, arrays)
+        if action == "echo":  # how fast is the way?
+            return {}, arrays
+        if self.party is None:
+            raise FedbilevelError("it has not been told which study this is.")
+        if action == "finish":
+            return self._finish(header, arrays)
+        if action == "join" and self.again:  # another worker was told this, and has kept something since
+            header = {**header, "again": True}
+        return self.party.answer(header, arrays)
 
     def _hello(self, header: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Look at the study, and say what the rows of this site are like."""
         from fedbilevel.errors import FedbilevelError
         from fedbilevel.federation import schema, study
 
-        self.study = self.examples = self.built = self.party = None
-        here = study.facts_of_copy()
-        if reason := study.difference(header["copy"], here):
+        self.study = self.examples = self.party = None
+        if reason := study.difference(header["copy"], study.facts_of_copy()):
             raise FedbilevelError(reason)
         if not RUN.fullmatch(header["run"]):
             raise FedbilevelError("this is no name of a run.")
@@ -168,7 +175,7 @@ class Worker:
             )
         if given.schema is None:
             self.study = given
-            return {"rows": 0, "copy": here}, {}
+            return {"rows": 0}, {}
         place = self.settings.source(self.folder)
         try:
             examples = schema.load(self.settings.data, given.schema, self.settings.columns, place)
@@ -183,7 +190,7 @@ class Worker:
                 "or test, or batches are smaller."
             )
         self.study, self.examples = given, examples
-        return {"rows": int(built.task.layout.longest[0]), "copy": here}, dict(facts)
+        return {"rows": int(built.task.layout.longest[0])}, dict(facts)
 
     def _check_algorithm(self, built: Any) -> None:
         from fedbilevel.errors import FedbilevelError
@@ -201,12 +208,12 @@ class Worker:
         if self.study is None or header["clients"] != self.clients:
             raise FedbilevelError("this is not the study it agreed to.")
         own = self.study.schema is not None
-        self.built = self.study.build(self.examples, arrays) if own else self.study.build()
-        self._check_algorithm(self.built)
-        task = site_task(self.built, header["id"], own)
+        built = self.study.build(self.examples, arrays) if own else self.study.build()
+        self._check_algorithm(built)
+        task = site_task(built, header["id"], own)
         self.party = Party(
             task,
-            self.built.algorithm,
+            built.algorithm,
             header["id"],
             header["weight"],
             header["clients"],
@@ -214,7 +221,7 @@ class Worker:
             evaluate=task.metrics if own else None,
             reveals=not own,
         )
-        return {"plan": plan_digest(self.party.plan, self.built)}, {}
+        return {"plan": plan_digest(self.party.plan, built)}, {}
 
     def _finish(self, header: dict[str, Any], arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """The site keeps the result, with what is its own of it."""
@@ -222,11 +229,8 @@ class Worker:
 
         from fedbilevel.engines.messages import encode, named_leaves
         from fedbilevel.engines.party import TRACED
-        from fedbilevel.errors import FedbilevelError
         from fedbilevel.records import write_atomically
 
-        if self.party is None:
-            raise FedbilevelError("it has not been told which study this is.")
         x, y = self.party.solution(header["round"], arrays)
         found = {name: np.asarray(leaf) for name, leaf in named_leaves({"x": x, "y": y}).items()}
         write_atomically(
@@ -235,17 +239,14 @@ class Worker:
         write_atomically(self.folder / "runs" / self.run / "compiled.json", json.dumps(TRACED).encode())
         return {}, {}
 
-    def _note(self, action: str, header: dict[str, Any], message: bytes, answer: bytes, reason: str) -> None:
+    def _note(self, header: dict[str, Any], message: bytes, answer: bytes, left: dict[str, Any], error: str) -> None:
         """One line for every message: what came, and what left; the reason of an error as only the site may know it."""
         import numpy as np
 
-        from fedbilevel.engines.messages import decode
-
-        said, left = decode(answer)
         line = {
             "time": time.time(),
             "run": self.run,
-            "action": action,
+            "action": str(header.get("action")),
             "method": header.get("method", ""),
             "round": header.get("committed", header.get("round", -1)),
             "bytes_in": len(message),
@@ -254,7 +255,7 @@ class Worker:
                 name: {"shape": list(a.shape), "type": str(a.dtype), "norm": float(np.sqrt(np.vdot(a, a)))}
                 for name, a in left.items()
             },
-            "error": reason or said.get("error", ""),
+            "error": error,
         }
         with (self.folder / LEDGER).open("a") as file:
             file.write(json.dumps(line) + "\n")

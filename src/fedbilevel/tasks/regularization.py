@@ -112,6 +112,18 @@ def _load(
     raise UnknownName("data set for regularization", data, ["heart-disease", "breast-cancer"])
 
 
+def standardised(table: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
+    """Columns of mean 0 and deviation 1; 0 where a number is missing, and in columns that are constant."""
+    standard = (table - mean) / np.where(deviation > 0, deviation, np.inf)
+    return np.where(np.isnan(standard), 0, standard).astype(np.float32)
+
+
+def judged(y: Any, features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The logit and the loss of every row, in double precision."""
+    logits = features.astype(float) @ np.asarray(y["weights"], float) + float(y["bias"])
+    return logits, np.logaddexp(0, logits) - labels * logits
+
+
 def regularization(
     data: str = "heart-disease",
     clients: int = 4,
@@ -157,15 +169,13 @@ def regularization(
 
     known = table[np.concatenate(rows[0])]
     mean, deviation = np.nanmean(known, 0), np.nanstd(known, 0)
-    standard = (table - mean) / np.where(deviation > 0, deviation, np.inf)
-    features = np.where(np.isnan(standard), 0, standard).astype(np.float32)
+    features = standardised(table, mean, deviation)
     take = lambda part: {"features": features[part], "label": labels[part].astype(np.float32)}
 
     of_client = [f"auc_{name.lower().replace(' ', '_')}" for name in called]
 
     def metrics(x: Any, y: Any) -> dict[str, float]:
-        logits = features.astype(float) @ np.asarray(y["weights"], float) + float(y["bias"])
-        losses = np.logaddexp(0, logits) - labels * logits
+        logits, losses = judged(y, features, labels)
         auc = [scores.auc(labels[part], logits[part]) for part in rows[2]]
         validation_loss = float(np.mean([losses[part].mean() for part in rows[1]]))
         return {
