@@ -119,6 +119,18 @@ def test_what_is_searched() -> None:
         space("quadratic", "fedbio", {"local_steps": "0"})
 
 
+def test_a_grid_is_tried_at_every_point_to_its_end(tmp_path: Path) -> None:
+    grid = {"lr_upper": [0.1, 0.001], "lr_lower": [0.05, 0.5]}
+    experiment = Experiment("quadratic", "mefbo", rounds=18, settings=QUICK)  # whose steps are schedules
+    tuned = tune(Tuning.on_grid(experiment, grid), tmp_path / "t")
+    points = [(trial.settings["lr_upper"].scale, trial.settings["lr_lower"].scale) for trial in tuned.trials]
+    assert sorted(points) == [(0.001, 0.05), (0.001, 0.5), (0.1, 0.05), (0.1, 0.5)]
+    assert all(set(trial.settings) == set(grid) for trial in tuned.trials)
+    assert not any(trial.state == "pruned" for trial in tuned.trials)
+    with pytest.raises(fb.FedbilevelError, match="there is no hyper-parameter of mefbo called 'lr'"):
+        tune(Tuning.on_grid(experiment, {"lr": [1.0]}), tmp_path / "u")
+
+
 def test_settings_that_diverge_or_make_no_sense_are_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "AROUND", 1e30)
     tuned = tune(ask(6, rounds=200), tmp_path / "t")

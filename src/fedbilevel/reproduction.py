@@ -134,16 +134,23 @@ class Search:
     """How parameters are looked for: the same number of trials for every method, by validation loss, on a seed that is
     not among those reported. ``panels`` are the conditions it is done under; the others take what the first of them
     gave. ``fixed`` are parameters, by label, that are not searched for; ``rounds`` are those of the runs if 0;
-    ``task`` are options for the search only.
+    ``task`` are options for the search only. With a ``grid``, all its points are tried, and other parameters are as the
+    task suggests them.
     """
 
     panels: Sequence[str]
-    trials: int
+    trials: int = 0
     rounds: int = 0
     seed: int = 100
+    grid: Mapping[str, Sequence[float]] = field(default_factory=dict)
     fixed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     task: Mapping[str, Any] = field(default_factory=dict)
     found: str = ""  # the experiment whose search is used, if it is another one's
+
+    @property
+    def budget(self) -> int:
+        """The number of trials of every method."""
+        return math.prod(map(len, self.grid.values())) if self.grid else self.trials
 
 
 @dataclass(frozen=True)
@@ -377,7 +384,7 @@ def search(made: Reproduction, out: Path, progress: Callable[[int, int], None] |
         except KeyboardInterrupt:
             grid.end(pool, searches)
             raise
-    how = {"trials": asked.trials, "rounds": asked.rounds, "seed": asked.seed}
+    how = {"trials": asked.budget, "rounds": asked.rounds, "seed": asked.seed}
     write_atomically(out / "found.toml", tomli_w.dumps({"search": how, "found": found}).encode())
     return replace(made, found=_settings_of({"found": found}))
 
@@ -391,10 +398,16 @@ def _search_one(made: Reproduction, asked: Search, method: Method, out: Path) ->
         experiment = replace(made, found={(method.label, panel.title): fixed}).experiment(panel, method, asked.seed)
         experiment = experiment.changed({f"task.{name}": value for name, value in asked.task.items()})
         experiment = experiment.changed({"rounds": asked.rounds}) if asked.rounds else experiment
-        tuning = Tuning(experiment, asked.trials + len(first), first=first)
+        tuning = (
+            Tuning.on_grid(experiment, asked.grid)
+            if asked.grid
+            else Tuning(experiment, asked.trials + len(first), first=first)
+        )
         tuned = tune(tuning, out / _slug(f"{panel.title} {method.label}"))
         settings = {name: plain(value) for name, value in tuned.best.settings.items()}
-        losses = {"loss": tuned.best.value, "suggested_loss": tuned.suggested.value}
+        losses = {"loss": tuned.best.value}
+        if not asked.grid:
+            losses["suggested_loss"] = tuned.suggested.value
         which = {"method": method.label, "panel": panel.title, "trials": len(tuned.trials)}
         found.append({**which, **losses, "settings": {**fixed, **settings}})
         first = [*first, {name: getattr(value, "scale", value) for name, value in tuned.best.settings.items()}]
@@ -611,10 +624,12 @@ def _page(done: Reproduced, command: str) -> str:
         s = made.search
         which = f"`experiments/found/{s.found or made.id}.toml`"
         where = f"under {' and '.join(map(repr, s.panels))}, " if len(made.panels) > 1 else ""
+        grid = "; ".join(f"{name} in {', '.join(map(str, values))}" for name, values in s.grid.items())
+        trials = f"{s.budget} trials ({grid})" if grid else f"{s.budget} trials"
         lines += [
             "",
-            f"*Search*: {s.trials} trials of {s.rounds or 'as many'} rounds for every method marked *found by search*, "
-            f"{where}seed {s.seed}, by validation loss; what was found is in {which}.",
+            f"*Search*: {trials} of {s.rounds or 'as many'} rounds for every method marked *found by search*, {where}"
+            f"seed {s.seed}, by validation loss; what was found is in {which}.",
         ]
     if made.differences:
         lines += ["", "*What differs from the paper*: " + made.differences.strip()]

@@ -3,14 +3,16 @@
 The measure of a setting is its validation loss at its last (x, y): the task's ``choice``, on rows that nothing is
 trained on, or else the upper loss on all validation rows. Test data and the task's metrics are never looked at.
 Settings are proposed by a tree-structured Parzen estimator, and those that are behind after a ninth or a third of the
-rounds are given up (successive halving). All settings share one compiled program, since step sizes are its arguments
-(see ``engines/sweep.py``). The first trial is what the task suggests, and is never given up.
+rounds are given up (successive halving). The first trial is what the task suggests, and is never given up. Or all
+points of a grid are tried, each to its end. All settings share one compiled program, since step sizes are its arguments
+(see ``engines/sweep.py``).
 
 The folder holds ``study.db``, the memory of the search: after an interruption, the same command goes on.
 """
 
 import csv
 import dataclasses
+import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -41,11 +43,12 @@ REDUCTION = 3
 
 
 class Range(NamedTuple):
-    """Numbers to search in, on a log scale."""
+    """Numbers to search in, on a log scale; only these ``values``, if there are any."""
 
     low: float
     high: float
     suggested: float
+    values: tuple[float, ...] = ()
 
 
 class Choice(NamedTuple):
@@ -62,13 +65,21 @@ Space = dict[str, Range | Choice]
 class Tuning:
     """What to tune: an experiment, and how often to try. ``vary`` adds hyper-parameters by the values they may have,
     as text; ``first`` are settings to try after the suggested one, for instance what was found under another
-    condition. What the settings of the experiment fix stays fixed.
+    condition. What the settings of the experiment fix stays fixed. With a ``grid``, numbers by hyper-parameter, all its
+    points are tried and nothing else, each to its end.
     """
 
     experiment: Experiment
     trials: int = 30
     vary: Mapping[str, str] = field(default_factory=dict)
     first: Sequence[Mapping[str, Any]] = ()
+    grid: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+    @classmethod
+    def on_grid(cls, experiment: Experiment, grid: Mapping[str, Sequence[float]]) -> "Tuning":
+        """Every point of a grid, once."""
+        points = [dict(zip(grid, point, strict=True)) for point in itertools.product(*grid.values())]
+        return cls(experiment, len(points), first=points[1:], grid=grid)
 
 
 @dataclass(frozen=True)
@@ -140,7 +151,7 @@ def tune(
         raise FedbilevelError(
             f"in {experiment.task}, y belongs to a batch, so that there is no validation loss of x and y to tune by."
         )
-    space = search_space(built, tuning.experiment.settings, tuning.vary)
+    space = search_space(built, tuning.experiment.settings, tuning.vary, tuning.grid)
     if not space:
         raise FedbilevelError("there is nothing to tune: every hyper-parameter with a range is set.")
     study, folder = _study(tuning, built, space, out)
@@ -171,13 +182,21 @@ def tune(
     return tuned
 
 
-def search_space(built: Built, fixed: Mapping[str, Any], vary: Mapping[str, str]) -> Space:
+def search_space(
+    built: Built, fixed: Mapping[str, Any], vary: Mapping[str, str], grid: Mapping[str, Sequence[float]] | None = None
+) -> Space:
     """The hyper-parameters to tune. A suggestion of 0 is kept, as it has no log scale."""
     experiment, task, algorithm, _ = built
     known = {f.name: f for f in dataclasses.fields(algorithm)}
     suggested = task.advice(str(experiment.algorithm), known)
     set_by_user = {key.rpartition(".")[2] for key in fixed if not key.startswith("task.")}
     space: Space = {}
+    if grid:
+        for name, values in grid.items():
+            if name not in known:
+                raise UnknownName(f"hyper-parameter of {experiment.algorithm}", name, known)
+            space[name] = Range(min(values), max(values), values[0], tuple(values))
+        return space
     for name, entry in known.items():
         value, tune = getattr(algorithm, name), entry.metadata.get("tune")
         if name in vary or name in set_by_user or tune is None or number(algorithm, name) <= 0:
@@ -218,7 +237,9 @@ def _study(tuning: Tuning, built: Built, space: Space, out: Path | None) -> tupl
             storage=f"sqlite:///{folder / 'study.db'}",
             study_name="tuning",
             load_if_exists=True,
-            pruner=optuna.pruners.SuccessiveHalvingPruner(
+            pruner=optuna.pruners.NopPruner()
+            if tuning.grid
+            else optuna.pruners.SuccessiveHalvingPruner(
                 min_resource=_test_every(experiment.rounds or built.task.rounds), reduction_factor=REDUCTION
             ),
         )
@@ -268,7 +289,7 @@ def _suggest(trial: Any, algorithm: Algorithm, space: Space) -> dict[str, Any]:
     """The hyper-parameters of a trial, as the algorithm has them."""
     changed: dict[str, Any] = {}
     for name, values in space.items():
-        if isinstance(values, Choice):
+        if isinstance(values, Choice) or values.values:
             changed[name] = trial.suggest_categorical(name, list(values.values))
         else:
             changed[name] = trial.suggest_float(name, values.low, values.high, log=True)
