@@ -196,8 +196,9 @@ def _conv4(shape: tuple[int, ...], outputs: int | None, filters: int, norm: str,
 def convolve(images: jax.Array, filters: jax.Array, stride: int = 1, padding: int = 0) -> jax.Array:
     """The cross-correlation of images (rows, height, width, channels) with filters (height, width, channels, outputs).
 
-    What others call a convolution, as one matrix product of all patches with all filters. XLA's own convolution is many
-    times slower on the CPU inside a compiled loop, and becomes a grouped one where every client has its own filters.
+    What others call a convolution, as one matrix product of all patches with all filters, or, where filters are few, of
+    whole lines of pixels with a banded matrix. XLA's own convolution is many times slower on the CPU inside a compiled
+    loop, and becomes a grouped one where every client has its own filters.
 
     >>> convolve(jnp.ones((2, 8, 8, 3)), jnp.ones((3, 3, 3, 4)), stride=2, padding=1).shape
     (2, 4, 4, 4)
@@ -219,33 +220,40 @@ def convolve(images: jax.Array, filters: jax.Array, stride: int = 1, padding: in
             f"convolve: images of {height} x {width} (padded) are smaller than filters {tall} x {wide}."
         )
     down, across = (height - tall) // stride + 1, (width - wide) // stride + 1
-    size = tall * wide * channels
+    last = lambda start, count: start + stride * (count - 1) + 1
 
-    def product(images: jax.Array, filters: jax.Array) -> jax.Array:
+    def of_patches(images: jax.Array, filters: jax.Array) -> jax.Array:
         starts = [(i, j) for i in range(tall) for j in range(wide)]
-        last = lambda start, count: start + stride * (count - 1) + 1
         shifted = [images[:, i : last(i, down) : stride, j : last(j, across) : stride] for i, j in starts]
-        matrix = filters.reshape(size, outputs)
-        if channels == 1:  # whole lines of pixels are copied, where patches in rows are put together pixel by pixel
-            patches = jnp.stack([pixels[..., 0] for pixels in shifted]).reshape(size, -1)
-            return jnp.tensordot(patches, matrix, (0, 0)).reshape(-1, down, across, outputs)
-        patches = jnp.concatenate(shifted, axis=3).reshape(-1, size)
-        return (patches @ matrix).reshape(-1, down, across, outputs)
+        patches = jnp.concatenate(shifted, axis=3).reshape(-1, tall * wide * channels)
+        return (patches @ filters.reshape(-1, outputs)).reshape(-1, down, across, outputs)
 
-    group = _images_at_once(rows, down * across * size * images.dtype.itemsize)
+    def of_lines(images: jax.Array, filters: jax.Array) -> jax.Array:
+        lines = images.reshape(-1, height, width * channels)
+        lines = jnp.concatenate([lines[:, i : last(i, down) : stride] for i in range(tall)], axis=2)
+        beside = lambda j: ((0, 0), (j, width - wide - j), (0, 0), (0, 0))
+        band = jnp.stack([jnp.pad(filters, beside(stride * j)) for j in range(across)], axis=3)
+        band = band.reshape(tall * width * channels, across * outputs)
+        return (lines.reshape(-1, len(band)) @ band).reshape(-1, down, across, outputs)
+
+    # The band is mostly zeros, but one product with it is cheap beside copying every pixel into tall * wide patches.
+    few = outputs * width <= BAND * wide
+    product, copied = (of_lines, width) if few else (of_patches, across * wide)
+    group = _images_at_once(rows, down * copied * tall * channels * images.dtype.itemsize)
     if group == rows:
         return product(images, filters)
-    # The patches of a group stay in the cache of a core, and are cheaper made again for the gradient than read again.
+    # The copies of a group stay in the cache of a core, and are cheaper made again for the gradient than read again.
     again = jax.checkpoint(product)
     groups = images.reshape(rows // group, group, height, width, channels)
     return jax.lax.map(lambda images: again(images, filters), groups).reshape(rows, down, across, outputs)
 
 
-CACHED = 2**19  # bytes of patches that a core's cache holds, with room for the rest
+BAND = 64  # products with zeros, for every pixel of a patch, that take as long as copying it
+CACHED = 2**19  # bytes of copies that a core's cache holds, with room for the rest
 
 
 def _images_at_once(rows: int, size: int) -> int:
-    """How many images to convolve together, if the patches of one have this size: all where that is little, or where
+    """How many images to convolve together, if the copies of one have this size: all where that is little, or where
     the device is not a CPU.
     """
     if rows * size <= 32 * CACHED or jax.default_backend() != "cpu":
