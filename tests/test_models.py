@@ -50,11 +50,11 @@ def test_convolution_and_its_gradients_follow_the_definition(
     inputs, filters = images(*shape), images(*window, shape[3], outputs)
 
     def patch_by_patch(inputs: jax.Array, filters: jax.Array) -> jax.Array:  # XLA's gradient crashes for some of these
-        (tall, wide), sides = window, (padding, padding)
-        padded = jnp.pad(inputs, ((0, 0), sides, sides, (0, 0)))
-        down, across = (range(0, n - k + 1, stride) for n, k in zip(padded.shape[1:3], window, strict=True))
-        pixel = lambda i, j: jnp.einsum("nabc,abco->no", padded[:, i : i + tall, j : j + wide], filters)
-        return jnp.stack([jnp.stack([pixel(i, j) for j in across], axis=1) for i in down], axis=1)
+        padded = jnp.pad(inputs, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+        sizes = zip(padded.shape[1:3], window, strict=True)
+        down, across = (np.arange(0, n - k + 1, stride)[:, None] + np.arange(k) for n, k in sizes)
+        patches = padded[:, down[:, None, :, None], across[None, :, None, :]]
+        return jnp.einsum("nijabc,abco->nijo", patches, filters)
 
     def with_gradients(f: Any) -> Any:
         total = lambda *both: (jnp.sum(jnp.sin(outputs := f(*both))), outputs)
