@@ -14,7 +14,9 @@ import pytest
 import fedbilevel as fb
 from fedbilevel import reproduction
 from fedbilevel.experiment import convert
-from fedbilevel.reproduction import Claim, Column, Method, Panel, Reproduction, Search, _Judge, judged, table, verdict
+from fedbilevel.reproduction import judged, table, verdict
+from fedbilevel.reproduction.claims import Judge
+from fedbilevel.reproduction.files import Claim, Column, Method, Panel, Reproduction, Search, check
 from test_cli import fedbilevel
 
 IDS = {
@@ -108,7 +110,7 @@ def test_rows_and_columns_are_those_of_the_runs(done: reproduction.Reproduced) -
 
 def judge(done: reproduction.Reproduced, parameters: str = "printed", **claim: object) -> bool:
     settings = {"words": "", "methods": ["FedBiO"], "panels": ["all"], "column": "the end", **claim}
-    return _Judge(done, parameters).claim(Claim(**settings)).holds  # pyright: ignore[reportArgumentType]
+    return Judge(done, parameters).claim(Claim(**settings)).holds  # pyright: ignore[reportArgumentType]
 
 
 def test_claims_hold_exactly_where_the_numbers_say_so(done: reproduction.Reproduced) -> None:
@@ -241,7 +243,7 @@ def test_files_that_name_what_is_not_there_are_refused(tmp_path: Path) -> None:
         replace(SMALL, methods=[replace(SMALL.methods[0], paper={"all": ["1"]})]),
     ):
         with pytest.raises(fb.FedbilevelError):
-            reproduction.check(wrong)
+            check(wrong)
     said = fedbilevel("reproduce", "mefbo-tabel2", cwd=tmp_path)
     assert said.returncode == 2
     assert "mefbo-table2" in said.stderr

@@ -1,0 +1,260 @@
+"""The files of the experiments: what a paper claims, under which conditions, of which methods, and what we run."""
+
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
+from typing import Any
+
+from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.errors import FedbilevelError, UnknownName
+from fedbilevel.experiment import Experiment
+
+PARAMETERS = {
+    "printed": "the paper's",
+    "found": "found by search",
+    "ours": "ours",
+}
+"""Where the parameters of a row come from."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A number of the table: a metric at the end, after so many rounds, or after so many exchanges; times ``scale``."""
+
+    title: str
+    metric: str
+    round: int | None = None
+    exchanges: int | None = None
+    scale: float = 1.0
+    digits: int = 2
+    better: str = "higher"
+
+    def of(self, history: Sequence[Mapping[str, Any]]) -> float:
+        """Its value: that of the last row which is not later."""
+        rows = [
+            row
+            for row in history
+            if (self.round is None or row["round"] <= self.round)
+            and (self.exchanges is None or row["exchanges"] <= self.exchanges)
+        ]
+        return float(rows[-1][self.metric]) * self.scale
+
+    def shown(self, value: float) -> str:
+        return f"{value:.{self.digits}f}" if math.isfinite(value) else "diverged"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A condition: options of the task and of the run."""
+
+    title: str
+    task: Mapping[str, Any] = field(default_factory=dict)
+    run: Mapping[str, Any] = field(default_factory=dict)
+    seeds: int = 0  # if not as many as elsewhere
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row: an algorithm and its parameters. ``by_panel`` are those of one condition only, ``paper`` the printed
+    numbers by condition, one for each column.
+    """
+
+    label: str
+    algorithm: str
+    parameters: str = "printed"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    by_panel: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    run: Mapping[str, Any] = field(default_factory=dict)
+    panels: Sequence[str] = ()
+    paper: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    seeds: int = 0  # if not as many as the others
+    found_as: str = ""  # the label that the parameters were found for, if it is another one
+
+    @property
+    def title(self) -> str:
+        return f"{self.label} ({PARAMETERS[self.parameters]})"
+
+
+KINDS = ("near", "order", "bound", "spread", "trend")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Something the paper says, in words, and what has to be seen for it to hold.
+
+    ``kind`` is one of
+
+    - "near": ours is within ``points``, or the paper's standard deviation, of the paper's number;
+    - "order": ``methods`` are in this order, the best first, by at least ``points``;
+    - "bound": ``methods`` are at ``least`` or at ``most`` this;
+    - "spread": over the panels, the first method varies least (largest minus smallest);
+    - "trend": from panel to panel, the first method minus the second (or the first alone) is "rising" or "falling".
+
+    ``over`` = "rounds" takes the mean over all rounds instead of a column's moment: who is ahead on the way. A claim
+    that is ``ours`` is a question of our own: it is answered, and does not enter the verdict.
+    """
+
+    words: str
+    kind: str
+    methods: Sequence[str]
+    panels: Sequence[str] = ()
+    column: str = ""
+    points: float = 0.0
+    least: float | None = None
+    most: float | None = None
+    direction: str = "rising"
+    over: str = "end"
+    ours: bool = False
+
+
+@dataclass(frozen=True)
+class Search:
+    """How parameters are looked for: the same number of trials for every method, by validation loss, on a seed that is
+    not among those reported. ``panels`` are the conditions it is done under; the others take what the first of them
+    gave. ``fixed`` are parameters, by label, that are not searched for; ``rounds`` are those of the runs if 0;
+    ``task`` are options for the search only. With a ``grid``, all its points are tried, and other parameters are as the
+    task suggests them.
+    """
+
+    panels: Sequence[str]
+    trials: int = 0
+    rounds: int = 0
+    seed: int = 100
+    grid: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    fixed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    task: Mapping[str, Any] = field(default_factory=dict)
+    found: str = ""  # the experiment whose search is used, if it is another one's
+
+    @property
+    def budget(self) -> int:
+        """The number of trials of every method."""
+        return math.prod(map(len, self.grid.values())) if self.grid else self.trials
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """One experiment of a paper. ``run`` and ``task`` are for all; ``quick`` replaces some of it for a smoke run."""
+
+    id: str
+    title: str
+    paper: str
+    where: str
+    claim: str
+    task: Mapping[str, Any]
+    run: Mapping[str, Any]
+    seeds: int
+    columns: Sequence[Column]
+    panels: Sequence[Panel]
+    methods: Sequence[Method]
+    claims: Sequence[Claim]
+    first_seed: int = 0  # where parameters were tried out on the first ones
+    differences: str = ""
+    remarks: str = ""
+    curves: Sequence[str] = ()
+    against: str = "round"
+    search: Search | None = None
+    quick: Mapping[str, Any] = field(default_factory=dict)
+    found: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)  # by label and panel
+    smoke: bool = False
+
+    @property
+    def printed(self) -> bool:
+        """Whether the paper prints numbers."""
+        return any(method.paper for method in self.methods)
+
+    def seeds_of(self, panel: Panel, method: Method) -> range:
+        """The seeds of a row under a condition."""
+        count = min(each.seeds or self.seeds for each in (self, panel, method))
+        return range(self.first_seed, self.first_seed + count)
+
+    def cases(self) -> list[tuple[Panel, Method]]:
+        """Every method under every condition that it has."""
+        return [(p, m) for m in self.methods for p in self.panels if not m.panels or p.title in m.panels]
+
+    def experiment(self, panel: Panel, method: Method, seed: int) -> Experiment:
+        """One run of it."""
+        found: Mapping[str, Any] = {}
+        if method.parameters == "found":
+            label = method.found_as or method.label
+            of_method = {title: settings for (name, title), settings in self.found.items() if name == label}
+            known = of_method.get(panel.title, next(iter(of_method.values()), None))
+            if known is None:
+                raise FedbilevelError(
+                    f"{self.id}: nothing was found for {method.label} yet: fedbilevel reproduce {self.id} --search."
+                )
+            found = known
+        options = {f"task.{k}": v for k, v in {**self.task, **panel.task}.items() if k != "name"}
+        hyper = {**method.settings, **found, **method.by_panel.get(panel.title, {})}
+        settings = {**options, **{f"algorithm.{k}": v for k, v in hyper.items()}}
+        run = {f"run.{k}": v for k, v in {**self.run, **panel.run, **method.run}.items()}
+        given = Experiment(str(self.task["name"]), method.algorithm, seed=seed, references=False)
+        return given.changed({**settings, **run})
+
+    def shortened(self) -> "Reproduction":
+        """The smoke run: few rounds, one seed, and what ``quick`` says."""
+        quick = dict(self.quick)
+        rounds = int(quick.pop("rounds", 4))
+        only = quick.pop("panels", None)
+        run = {"rounds": rounds, "every": max(1, rounds // 2)}
+        return replace(
+            self,
+            smoke=True,
+            seeds=1,
+            task={**self.task, **quick},
+            run={**self.run, **run},
+            panels=[replace(p, run={k: v for k, v in p.run.items() if k not in run}) for p in self.panels][:only],
+            methods=[replace(m, run={k: v for k, v in m.run.items() if k not in run}) for m in self.methods],
+        )
+
+
+FOLDER = files("fedbilevel") / "experiments"
+
+
+def known() -> list[str]:
+    """The experiments there are."""
+    return sorted(file.name.removesuffix(".toml") for file in FOLDER.iterdir() if file.name.endswith(".toml"))
+
+
+def read(id: str) -> Reproduction:
+    """An experiment by its name."""
+    if id not in known():
+        raise UnknownName("experiment of a paper", id, known())
+    content = tomllib.loads((FOLDER / f"{id}.toml").read_text())
+    search = Search(**content.pop("search")) if "search" in content else None
+    made = Reproduction(
+        id=id,
+        columns=[Column(**each) for each in content.pop("columns")],
+        panels=[Panel(**each) for each in content.pop("panels", [{"title": ""}])],
+        methods=[Method(**each) for each in content.pop("methods")],
+        claims=[Claim(**each) for each in content.pop("claims")],
+        search=search,
+        **content,
+    )
+    if search is not None:
+        path = FOLDER / "found" / f"{search.found or id}.toml"
+        if path.is_file():
+            made = replace(made, found=settings_of(tomllib.loads(path.read_text())))
+    check(made)
+    return made
+
+
+def settings_of(found: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, Any]]:
+    return {(each["method"], each["panel"]): each["settings"] for each in found["found"]}
+
+
+def check(made: Reproduction) -> None:
+    """Refuse names in the file that mean nothing."""
+    panels, labels = {panel.title for panel in made.panels}, {method.label for method in made.methods}
+    for method in made.methods:
+        _ = ALGORITHMS[method.algorithm]
+        unknown = ({*method.panels} | {*method.by_panel} | {*method.paper}) - panels
+        wrong = [title for title, values in method.paper.items() if len(values) != len(made.columns)]
+        if unknown or wrong or method.parameters not in PARAMETERS:
+            raise FedbilevelError(f"{made.id}: {method.title} names panels or columns that are not there.")
+    for claim in made.claims:
+        if {*claim.panels} - panels or {*claim.methods} - labels or claim.kind not in KINDS:
+            raise FedbilevelError(f"{made.id}: the claim '{claim.words}' names what is not there.")
+        if claim.column and claim.column not in {column.title for column in made.columns}:
+            raise FedbilevelError(f"{made.id}: the claim '{claim.words}' names no column.")

@@ -1,0 +1,173 @@
+"""The page about an experiment: the paper's numbers beside ours, the claims, the curves."""
+
+import csv
+import math
+import os
+import re
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from fedbilevel.drawing import over_decades
+from fedbilevel.errors import FedbilevelError
+from fedbilevel.grid import band
+from fedbilevel.reproduction.claims import judged, verdict
+from fedbilevel.reproduction.files import PARAMETERS, Reproduction
+from fedbilevel.reproduction.runs import Member, Reproduced
+
+
+def table(done: Reproduced) -> list[list[str]]:
+    """Headings and rows: panel, method, and for each column the paper's number, if it prints any, and ours."""
+    made = done.reproduction
+    headings = ["condition", "method (parameters)"]
+    for column in made.columns:
+        headings += [f"{column.title}, paper", f"{column.title}, ours"] if made.printed else [column.title]
+    rows = [headings]
+    for panel in made.panels:
+        for method in made.methods:
+            if (panel, method) not in made.cases():
+                continue
+            members, cells = done.of(panel, method), []
+            failed = [m for m in members if not m.done]
+            for number, column in enumerate(made.columns):
+                if made.printed:
+                    cells.append(method.paper[panel.title][number] if panel.title in method.paper else "-")
+                if failed:
+                    cells.append(_failures(failed, members))
+                else:
+                    mean, deviation = done.value(panel, method, column)
+                    cells.append(column.shown(mean) + (f" ± {column.shown(deviation)}" if len(members) > 1 else ""))
+            rows.append([panel.title, method.title, *cells])
+    return rows
+
+
+def _failures(failed: Sequence[Member], members: Sequence[Member]) -> str:
+    found = re.search(r"round (\d+)", failed[0].failure)
+    when = f" at round {found[1]}" if found else ""
+    return f"diverged{when}" if len(failed) == len(members) else f"diverged ({len(failed)} of {len(members)})"
+
+
+def write(done: Reproduced, folder: Path, command: str) -> Path:
+    """Write ``ID.md``, ``ID.png`` with the curves and ``ID.csv`` with every curve into a folder."""
+    made = done.reproduction
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_curves(done, folder / f"{made.id}.csv")
+        _draw(done).savefig(folder / f"{made.id}.png", dpi=80)
+        path = folder / f"{made.id}.md"
+        path.write_text(_page(done, command))
+    except OSError as error:
+        raise FedbilevelError(f"cannot write to {folder}: {error.strerror}.") from error
+    return path
+
+
+def _page(done: Reproduced, command: str) -> str:
+    made = done.reproduction
+    cores = os.cpu_count()
+    lines = [
+        f"# {made.id}: {made.title}",
+        "",
+        f"**Verdict: {verdict(done)}.**",
+        "",
+        f"*The paper*: {made.paper}, {made.where}. {made.claim.strip()}",
+        "",
+        "*What we ran*:",
+        "",
+        f"    {command}",
+        "",
+        f"with `src/fedbilevel/experiments/{made.id}.toml`: seeds {made.first_seed} to "
+        f"{made.first_seed + made.seeds - 1}, "
+        f"{len(done.members)} runs, {done.minutes:.0f} minutes of computing on {cores} cores (both are used, so about "
+        f"{done.minutes / min(2, cores or 1):.0f} minutes of waiting), fedbilevel {version('fedbilevel')}.",
+    ]
+    if made.search is not None:
+        s = made.search
+        which = f"`experiments/found/{s.found or made.id}.toml`"
+        where = f"under {' and '.join(map(repr, s.panels))}, " if len(made.panels) > 1 else ""
+        grid = "; ".join(f"{name} in {', '.join(map(str, values))}" for name, values in s.grid.items())
+        trials = f"{s.budget} trials ({grid})" if grid else f"{s.budget} trials"
+        lines += [
+            "",
+            f"*Search*: {trials} of {s.rounds or 'as many'} rounds for every method marked *found by search*, {where}"
+            f"seed {s.seed}, by validation loss; what was found is in {which}.",
+        ]
+    if made.differences:
+        lines += ["", "*What differs from the paper*: " + made.differences.strip()]
+    lines += ["", "## Numbers", ""]
+    headings, *rows = table(done)
+    lines += [_line(headings), "|---" * len(headings) + "|", *map(_line, rows)]
+    lines += ["", "## Claims", ""]
+    by = judged(done)
+    lines += [_line(["claim", *(f"parameters: {PARAMETERS[kind]}" for kind in by)]), "|---" * (1 + len(by)) + "|"]
+    for number, claim in enumerate(made.claims):
+        cells = [f"**{'holds' if of[number].holds else 'does not hold'}**: {of[number].numbers}" for of in by.values()]
+        lines.append(_line([claim.words, *cells]))
+    if made.remarks:
+        lines += ["", "## Remarks", "", made.remarks.strip()]
+    lines += ["", f"![curves]({made.id}.png)", "", f"Every curve of every seed: [{made.id}.csv]({made.id}.csv)", ""]
+    return "\n".join(lines)
+
+
+def _line(cells: Sequence[str]) -> str:
+    """A line of a table."""
+    return f"| {' | '.join(cells)} |"
+
+
+def _metrics(made: Reproduction) -> list[str]:
+    return list(dict.fromkeys([*made.curves, *(column.metric for column in made.columns)]))
+
+
+def _write_curves(done: Reproduced, path: Path) -> None:
+    made = done.reproduction
+    metrics = _metrics(made)
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["condition", "method", "parameters", "seed", "round", "exchanges", *metrics])
+        for m in done.members:
+            start = [m.panel.title, m.method.label, m.method.parameters, m.seed]
+            for row in m.history:
+                values = [f"{row.get(metric, math.nan):.5g}" for metric in metrics]
+                rows.writerow([*start, row["round"], row["exchanges"], *values])
+
+
+def _draw(done: Reproduced) -> Figure:
+    """A row for every metric, a column for every condition; bands are one standard deviation to each side."""
+    made = done.reproduction
+    metrics = list(made.curves) or [made.columns[-1].metric]
+    columns = min(4, len(made.panels))
+    down = -(-len(made.panels) // columns) * len(metrics)
+    figure = Figure(figsize=(4.0 * columns + 2.2, 3.1 * down), layout="constrained")
+    FigureCanvasAgg(figure)
+    labels = list(dict.fromkeys(method.label for method in made.methods))
+    lines = {"printed": "--", "found": "-", "ours": "-"}
+    shown: dict[str, Any] = {}
+    for number, (metric, panel) in enumerate(((metric, panel) for metric in metrics for panel in made.panels), 1):
+        axes = figure.add_subplot(down, columns, number)
+        settled: list[float] = []
+        for method in made.methods:
+            members = [m for m in done.of(panel, method) if m.done]
+            if not members:
+                continue
+            mean, deviation = band(members, metric)
+            across, _ = band(members, made.against)
+            colour = f"C{labels.index(method.label) % 10}"
+            (line,) = axes.plot(across, mean, lines[method.parameters], color=colour, linewidth=1.4)
+            axes.fill_between(across, mean - deviation, mean + deviation, alpha=0.15, linewidth=0, color=colour)
+            shown.setdefault(method.title, line)
+            settled += [value for value, at in zip(mean, across, strict=True) if at >= 0.1 * across[-1]]
+        known = [value for value in settled if math.isfinite(value)]
+        if over_decades(known):
+            axes.set_yscale("log")
+        elif known:  # the first steps would hide the differences that matter
+            margin = 0.08 * (max(known) - min(known)) or 0.1
+            axes.set_ylim(min(known) - margin, max(known) + margin)
+        axes.set_title(panel.title, fontsize=9)
+        axes.set_xlabel({"round": "rounds"}.get(made.against, made.against))
+        axes.set_ylabel(metric)
+        axes.grid(alpha=0.3)
+    figure.legend(shown.values(), shown.keys(), loc="outside right upper", frameon=False, fontsize=8)
+    return figure
