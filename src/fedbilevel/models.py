@@ -230,7 +230,7 @@ def convolve(images: jax.Array, filters: jax.Array, stride: int = 1, padding: in
 
     def of_lines(images: jax.Array, filters: jax.Array) -> jax.Array:
         lines = images.reshape(-1, height, width * channels)
-        lines = jnp.concatenate([lines[:, i : last(i, down) : stride] for i in range(tall)], axis=2)
+        lines = jnp.stack([lines[:, i : last(i, down) : stride] for i in range(tall)], axis=2)
         beside = lambda j: ((0, 0), (j, width - wide - j), (0, 0), (0, 0))
         band = jnp.stack([jnp.pad(filters, beside(stride * j)) for j in range(across)], axis=3)
         band = band.reshape(tall * width * channels, across * outputs)
