@@ -20,10 +20,11 @@ import pytest
 
 import fedbilevel as fb
 from fedbilevel import tuning
+from fedbilevel.core import Lookup
 from fedbilevel.errors import Names
 from fedbilevel.experiment import Experiment
 from fedbilevel.tasks import Quadratic, WeightedQuadratics
-from fedbilevel.tuning import Choice, Range, Tuning, search_space, tune
+from fedbilevel.tuning import Choice, Range, Tuning, keep_apart, search_space, tune
 
 QUICK = {"p": "2", "d": "2", "clients": "2"}
 
@@ -167,6 +168,39 @@ def test_a_task_may_say_what_parameters_are_chosen_by(monkeypatch: pytest.Monkey
         result = fb.solve(task, fb.FedBiO(local_steps=1, **trial.settings), 9, metrics=False)
         assert trial.value == pytest.approx(float(np.sum(np.asarray(result.x) ** 2)), rel=1e-6)
     assert tuned.best.value == min(t.value for t in tuned.trials if t.state == "complete")
+
+
+@pytest.mark.parametrize("at_server", [False, True])
+def test_rows_kept_apart_are_compared_by_and_not_trained_on(at_server: bool) -> None:
+    """Every row is a number of its own: those seen and those kept apart are all, and the choice is the loss on the
+    latter.
+    """
+    loss = lambda x, y, batch: jnp.mean((batch["a"] - y) ** 2) + 0 * x
+    table = np.arange(100.0)
+    rows = lambda *index: {"a": Lookup(table, np.array(index))}
+    val = [rows(3, 4, 5, 6), rows(7, 8)]
+    problem = fb.Problem(loss, loss, lambda key: (0.0, 0.0))
+    train = [{"train": rows(0, 1)}, {"train": rows(1, 2, 9)}]
+    if at_server:
+        task = fb.Task(problem, train, server=val[0], batch_size=1)
+        weights, before = [1.0], val[:1]
+    else:
+        clients = [{**client, "val": some} for client, some in zip(train, val, strict=True)]
+        task = fb.Task(problem, clients, weights="size", batch_size=1)
+        weights, before = [0.4, 0.6], val
+    changed = keep_apart(task, 0.5)
+    after = [changed.server] if at_server else [client["val"] for client in changed.clients]
+    apart = [set(old["a"].index) - set(new["a"].index) for old, new in zip(before, after, strict=True)]
+    assert [len(left) for left in apart] == [2, 1][: len(before)]
+    assert all(set(new["a"].index) < set(old["a"].index) for old, new in zip(before, after, strict=True))
+    assert changed.choice is not None
+    expected = sum(w * np.mean((table[list(left)] - 2.0) ** 2) for w, left in zip(weights, apart, strict=True))
+    assert changed.choice(0.0, 2.0) == pytest.approx(expected)
+    assert [client["train"] for client in changed.clients] == [client["train"] for client in task.clients]
+    assert keep_apart(changed, 0.9) is changed  # a choice of its own
+    assert keep_apart(task, 0.0) is task
+    with pytest.raises(fb.FedbilevelError, match="share of the validation rows"):
+        keep_apart(task, 1.0)
 
 
 def test_what_cannot_be_tuned() -> None:

@@ -270,6 +270,9 @@ def tune(
         list[str] | None,
         typer.Option(metavar="KEY=A,B,...", help="Also try these values of a hyper-parameter; may be repeated."),
     ] = None,
+    keep_apart: Annotated[
+        float, typer.Option(help="Share of the validation rows to compare settings by, and to train nothing on.")
+    ] = 0.0,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the results, or of a search to go on with; default: a new one.")
     ] = None,
@@ -277,7 +280,7 @@ def tune(
 ) -> None:
     """Search for the hyper-parameters with the least validation loss. Test data are not looked at."""
     given = experiments.Experiment(task, algorithm, rounds, seed, sample)
-    asked = tuning.Tuning(given.changed(_settings(set_, clients, data)), trials, _varied(vary))
+    asked = tuning.Tuning(given.changed(_settings(set_, clients, data)), trials, _varied(vary), kept_apart=keep_apart)
     with _ending_well():
         if as_json:
             print(json.dumps(plain_json(tuning.tune(asked, out).summary)))

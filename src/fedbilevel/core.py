@@ -150,6 +150,12 @@ def take(rows: Tree, index: Any) -> Tree:
     return jax.tree.map(lambda a: a[index], rows, is_leaf=lambda part: isinstance(part, Lookup))
 
 
+def select(rows: Tree, index: Any) -> Tree:
+    """Some of the rows; what is looked up stays so."""
+    some = lambda a: Lookup(a.table, a.index[index]) if isinstance(a, Lookup) else a[index]
+    return jax.tree.map(some, rows, is_leaf=lambda part: isinstance(part, Lookup))
+
+
 class Rows(NamedTuple):
     """The rows of one client: ``size`` rows of some arrays, from row ``start``. Never padded, never copied."""
 

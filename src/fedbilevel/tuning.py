@@ -1,7 +1,9 @@
 """Tuning: search for the hyper-parameters with the least validation loss. Needs Optuna (``fedbilevel[tune]``).
 
 The measure of a setting is its validation loss at its last (x, y): the task's ``choice``, on rows that nothing is
-trained on, or else the upper loss on all validation rows. Test data and the task's metrics are never looked at.
+trained on, or else the upper loss, on all validation rows or on those that were ``kept_apart``. Methods whose model
+follows the upper loss, too (MeFBO, F2SA, the primal-dual method), fit the rows they see; only rows kept apart tell
+whether their settings are good. Test data and the task's metrics are never looked at.
 Settings are proposed by a tree-structured Parzen estimator, and those that are behind after a ninth or a third of the
 rounds are given up (successive halving). The first trial is what the task suggests, and is never given up. Or all
 points of a grid are tried, each to its end. All settings share one compiled program, since step sizes are its arguments
@@ -25,7 +27,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from fedbilevel import configuration
-from fedbilevel.core import Algorithm
+from fedbilevel.core import Algorithm, Tree, columns, select
 from fedbilevel.diagnostics import upper_loss
 from fedbilevel.engines.participation import Participation, participation
 from fedbilevel.engines.plan import Program
@@ -65,7 +67,8 @@ Space = dict[str, Range | Choice]
 class Tuning:
     """What to tune: an experiment, and how often to try. ``vary`` adds hyper-parameters by the values they may have,
     as text; ``first`` are settings to try after the suggested one, for instance what was found under another
-    condition. What the settings of the experiment fix stays fixed. With a ``grid``, numbers by hyper-parameter, all its
+    condition. What the settings of the experiment fix stays fixed. ``kept_apart`` is the share of the validation rows
+    that nothing is trained on, and that settings are compared by. With a ``grid``, numbers by hyper-parameter, all its
     points are tried and nothing else, each to its end.
     """
 
@@ -74,12 +77,13 @@ class Tuning:
     vary: Mapping[str, str] = field(default_factory=dict)
     first: Sequence[Mapping[str, Any]] = ()
     grid: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    kept_apart: float = 0.0
 
     @classmethod
-    def on_grid(cls, experiment: Experiment, grid: Mapping[str, Sequence[float]]) -> "Tuning":
+    def on_grid(cls, experiment: Experiment, grid: Mapping[str, Sequence[float]], kept_apart: float = 0.0) -> "Tuning":
         """Every point of a grid, once."""
         points = [dict(zip(grid, point, strict=True)) for point in itertools.product(*grid.values())]
-        return cls(experiment, len(points), first=points[1:], grid=grid)
+        return cls(experiment, len(points), first=points[1:], grid=grid, kept_apart=kept_apart)
 
 
 @dataclass(frozen=True)
@@ -144,6 +148,7 @@ def tune(
     if tuning.trials < 1:
         raise FedbilevelError(f"trials must be at least 1, but is {tuning.trials}.")
     built = tuning.experiment.build()
+    built = built._replace(task=keep_apart(built.task, tuning.kept_apart))
     experiment, task, algorithm, _ = built
     cohort = participation(experiment.participation(), len(task.clients))
     Program(task.problem, algorithm, task.layout, cohort)  # refuses what does not fit before anything is written
@@ -250,7 +255,7 @@ def _study(tuning: Tuning, built: Built, space: Space, out: Path | None) -> tupl
     options = {k: str(v) for k, v in built.task.options.items()}
     # What was asked for, however it was written.
     run = {name: str(getattr(experiment, name)) for name in ("task", "algorithm", "rounds", "seed", "sample")}
-    asked = json.dumps([run, options, repr(built.algorithm), repr(space)])
+    asked = json.dumps([run, options, repr(built.algorithm), repr(space), tuning.kept_apart])
     if study.user_attrs.get("asked", asked) != asked:
         raise FedbilevelError(
             f"the folder {folder} holds another search (task, algorithm, rounds, seed or settings differ): "
@@ -303,6 +308,40 @@ def _as_fields(algorithm: Algorithm, numbers: Mapping[str, Any]) -> dict[str, An
         name: dataclasses.replace(held[name], scale=value) if isinstance(held[name], Schedule) else value
         for name, value in numbers.items()
     }
+
+
+def keep_apart(task: Task, share: float) -> Task:
+    """The task without this share of the validation rows of everyone who has some; its ``choice`` is the upper loss on
+    them. A task that has a choice of its own stays as it is.
+    """
+    if not 0 <= share < 1:
+        raise FedbilevelError(f"kept_apart is a share of the validation rows, from 0 to below 1, not {share}.")
+    if share == 0 or task.choice is not None:
+        return task
+    rng = np.random.default_rng(0)
+
+    def parted(rows: Tree) -> tuple[Tree, Tree]:
+        count = len(columns(rows)[0][0])
+        if count < 2:
+            raise FedbilevelError("a client with one validation row cannot keep some of them apart: kept_apart = 0.")
+        order, first = rng.permutation(count), min(max(round(share * count), 1), count - 1)
+        return select(rows, np.sort(order[first:])), select(rows, np.sort(order[:first]))
+
+    if task.server is not None:
+        seen, apart = parted(task.server)
+        judge = dataclasses.replace(task, server=apart)
+        task = dataclasses.replace(task, server=seen)
+    else:
+        parts = [parted(client["val"]) for client in task.clients]
+        weights = task.normalised_weights
+        one = [
+            {"train": select(client["train"], np.arange(1)), "val": apart}
+            for client, (_, apart) in zip(task.clients, parts, strict=True)
+        ]
+        judge = dataclasses.replace(task, clients=one, weights=weights)  # which looks at no training rows
+        clients = [{**client, "val": seen} for client, (seen, _) in zip(task.clients, parts, strict=True)]
+        task = dataclasses.replace(task, clients=clients)
+    return dataclasses.replace(task, choice=lambda x, y: upper_loss(judge, x, y))
 
 
 def validation_loss(task: Task, x: Any, y: Any) -> float:

@@ -114,7 +114,8 @@ class Search:
     """How parameters are looked for: the same number of trials for every method, by validation loss, on a seed that is
     not among those reported. ``panels`` are the conditions it is done under; the others take what the first of them
     gave. ``fixed`` are parameters, by label, that are not searched for; ``rounds`` are those of the runs if 0;
-    ``task`` are options for the search only. With a ``grid``, all its points are tried, and other parameters are as the
+    ``task`` are options for the search only, and ``kept_apart`` is the share of the validation rows that settings are
+    compared by, and nothing is trained on. With a ``grid``, all its points are tried, and other parameters are as the
     task suggests them.
     """
 
@@ -125,6 +126,7 @@ class Search:
     grid: Mapping[str, Sequence[float]] = field(default_factory=dict)
     fixed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     task: Mapping[str, Any] = field(default_factory=dict)
+    kept_apart: float = 0.0
     found: str = ""  # the experiment whose search is used, if it is another one's
 
     @property

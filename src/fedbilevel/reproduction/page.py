@@ -89,11 +89,13 @@ def _page(done: Reproduced, command: str) -> str:
         which = f"`experiments/found/{s.found or made.id}.toml`"
         where = f"under {' and '.join(map(repr, s.panels))}, " if len(made.panels) > 1 else ""
         grid = "; ".join(f"{name} in {', '.join(map(str, values))}" for name, values in s.grid.items())
+        share = f"the validation loss on {s.kept_apart:.0%} of the validation rows, which nothing was trained on"
+        by = share if s.kept_apart else "validation loss"
         trials = f"{s.budget} trials ({grid})" if grid else f"{s.budget} trials"
         lines += [
             "",
             f"*Search*: {trials} of {s.rounds or 'as many'} rounds for every method marked *found by search*, {where}"
-            f"seed {s.seed}, by validation loss; what was found is in {which}.",
+            f"seed {s.seed}, by {by}; what was found is in {which}.",
         ]
     if made.differences:
         lines += ["", "*What differs from the paper*: " + made.differences.strip()]

@@ -124,7 +124,7 @@ def search(made: Reproduction, out: Path, progress: Callable[[int, int], None] |
         except KeyboardInterrupt:
             grid.end(pool, searches)
             raise
-    how = {"trials": asked.budget, "rounds": asked.rounds, "seed": asked.seed}
+    how = {"trials": asked.budget, "rounds": asked.rounds, "seed": asked.seed, "kept_apart": asked.kept_apart}
     write_atomically(out / "found.toml", tomli_w.dumps({"search": how, "found": found}).encode())
     return replace(made, found=settings_of({"found": found}))
 
@@ -139,9 +139,9 @@ def _search_one(made: Reproduction, asked: Search, method: Method, out: Path) ->
         experiment = experiment.changed({f"task.{name}": value for name, value in asked.task.items()})
         experiment = experiment.changed({"rounds": asked.rounds}) if asked.rounds else experiment
         tuning = (
-            Tuning.on_grid(experiment, asked.grid)
+            Tuning.on_grid(experiment, asked.grid, asked.kept_apart)
             if asked.grid
-            else Tuning(experiment, asked.trials + len(first), first=first)
+            else Tuning(experiment, asked.trials + len(first), first=first, kept_apart=asked.kept_apart)
         )
         tuned = tune(tuning, out / _slug(f"{panel.title} {method.label}"))
         settings = {name: plain(value) for name, value in tuned.best.settings.items()}

@@ -101,7 +101,6 @@ def hyper_representation(
     partition: str = "iid",
     clients: int = 100,
     validation: float = 0.5,
-    kept_apart: float = 0.0,
     hidden: int = 200,
     layers: int = 2,
     rc: float = 0.05,
@@ -117,7 +116,6 @@ def hyper_representation(
             have two classes.
         clients: number of clients.
         validation: share of every client's images that are validation images.
-        kept_apart: share of them that nothing is trained on: tuning goes by them.
         hidden: width of every hidden layer.
         layers: of the network; the last one is the head.
         rc: weight of the regulariser in the lower loss.
@@ -131,14 +129,10 @@ def hyper_representation(
         raise FedbilevelError(
             f"{name}: clients, hidden and batch_size must be at least 1, layers at least 2, rc and seed not negative."
         )
-    if not 0 <= kept_apart < 1:
-        raise FedbilevelError(f"{name}: kept_apart is a share from 0 to below 1, not {kept_apart}.")
     if regularizer not in REGULARIZERS:
         raise UnknownName("regularizer", regularizer, REGULARIZERS)
     found = images(name, data, seed)
     train, val = divide(name, found.labels, partition, clients, validation, np.random.default_rng(seed))
-    aside = [part[: int(kept_apart * len(part))] for part in val]
-    val = [part[len(left) :] for part, left in zip(val, aside, strict=True)]
     net = mlp(found.pixels, *[hidden] * (layers - 1), len(found.classes), initial="pytorch")
     model = standardised(net, *found.spread)
     test, labels = jnp.asarray(found.test), found.test_labels
@@ -154,12 +148,6 @@ def hyper_representation(
             "worst": float(np.nanmin(per_class(correct, labels, found.classes))),
             "loss": float(np.mean(cross_entropy(jnp.asarray(logits), jnp.asarray(labels)))),
         }
-
-    others = np.concatenate(aside)
-
-    def choice(x: Any, y: Any) -> float:
-        logits = outputs(model.apply, [*x, y], jnp.asarray(found.train[others]))
-        return float(np.mean(cross_entropy(jnp.asarray(logits), jnp.asarray(found.labels[others]))))
 
     def details(results: Mapping[str, Any]) -> Details:
         columns = [accuracies(results[run].x, results[run].y) for run in ("random", "joint", "run")]
@@ -208,14 +196,12 @@ def hyper_representation(
         [{"train": found.rows(train[m]), "val": found.rows(val[m])} for m in range(clients)],
         batch_size=batch_size,
         metrics=metrics,
-        choice=choice if len(others) else None,
         name=name,
         options={
             "data": data,
             "partition": partition,
             "clients": clients,
             "validation": validation,
-            "kept_apart": kept_apart,
             "hidden": hidden,
             "layers": layers,
             "rc": rc,
