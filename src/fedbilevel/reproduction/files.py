@@ -243,6 +243,7 @@ def read(id: str) -> Reproduction:
 
 
 def settings_of(found: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, Any]]:
+    """What a search found, by method and condition."""
     return {(each["method"], each["panel"]): each["settings"] for each in found["found"]}
 
 
