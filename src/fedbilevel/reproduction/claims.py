@@ -56,6 +56,9 @@ class Judge:
     def value(self, panel: Panel, label: str, column: Column, claim: Claim) -> float:
         return self.done.value(panel, self.method(label), column, claim.over)[0]
 
+    def shown(self, panel: Panel, label: str, column: Column, value: float) -> str:
+        return f"{label} {column.shown(value) if self.done.of(panel, self.method(label)) else 'not run'}"
+
     def near(self, claim: Claim) -> tuple[bool, list[str]]:
         far, all_ = [], 0
         for panel in self.panels(claim):
@@ -81,9 +84,8 @@ class Judge:
             ranked = [-math.inf if math.isnan(value) else sign * value for value in values]
             in_order = all(a - b > claim.points for a, b in itertools.pairwise(ranked))
             holds &= in_order and math.isfinite(ranked[0])
-            shown = ", ".join(
-                f"{label} {column.shown(value)}" for label, value in zip(claim.methods, values, strict=True)
-            )
+            pairs = zip(claim.methods, values, strict=True)
+            shown = ", ".join(self.shown(panel, label, column, value) for label, value in pairs)
             numbers.append(f"{_at(panel)}{shown}{'' if in_order else ' (no)'}")
         return holds, numbers
 
@@ -96,7 +98,7 @@ class Judge:
             for label in claim.methods:
                 value = self.value(panel, label, column, claim)
                 holds &= low <= value <= high
-                numbers.append(f"{_at(panel)}{label} {column.shown(value)}")
+                numbers.append(f"{_at(panel)}{self.shown(panel, label, column, value)}")
         return holds, numbers
 
     def spread(self, claim: Claim) -> tuple[bool, list[str]]:

@@ -46,9 +46,13 @@ def table(done: Reproduced) -> list[list[str]]:
 
 
 def _failures(failed: Sequence[Member], members: Sequence[Member]) -> str:
-    found = re.search(r"round (\d+)", failed[0].failure)
-    when = f" at round {found[1]}" if found else ""
-    return f"diverged{when}" if len(failed) == len(members) else f"diverged ({len(failed)} of {len(members)})"
+    if not (found := re.search(r"round (\d+)", failed[0].failure)):
+        return "did not finish"
+    return (
+        f"diverged at round {found[1]}"
+        if len(failed) == len(members)
+        else f"diverged ({len(failed)} of {len(members)})"
+    )
 
 
 def write(done: Reproduced, folder: Path, command: str) -> Path:
