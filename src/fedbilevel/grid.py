@@ -119,6 +119,7 @@ def _in_processes(groups: list[list[Place]], workers: int, tell: Callable[[], No
     while left:
         with processes(workers) as pool:
             waiting = {submit(pool, _run_group, group): group for group in left}
+            started = pool._processes
             pending = set(waiting)
             try:
                 while pending:
@@ -129,9 +130,13 @@ def _in_processes(groups: list[list[Place]], workers: int, tell: Callable[[], No
                 raise
         left = [group for future, group in waiting.items() if isinstance(future.exception(), BrokenProcessPool)]
         left = [[place for place in group if not place.settled] for group in left]
+        # When one process dies, the pool ends the others: theirs are run again.
+        ended = {number for number, process in started.items() if process.exitcode in (0, 1, -signal.SIGTERM)}
+        ended = ended if len(ended) < len(started) else set()
         for group in left:
             for place in group:
-                if place.status == "killed":
+                run = run_in(place.folder)
+                if run is not None and run.status == "killed" and run.info.get("process") not in ended:
                     _fail(place, "its process died (out of memory?).")
         left = [unsettled for group in left if (unsettled := [place for place in group if not place.settled])]
     tell()
