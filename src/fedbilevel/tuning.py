@@ -196,12 +196,11 @@ def search_space(
     suggested = task.advice(str(experiment.algorithm), known)
     set_by_user = {key.rpartition(".")[2] for key in fixed if not key.startswith("task.")}
     space: Space = {}
+    for name in (*vary, *(grid or ())):
+        if name not in known:
+            raise UnknownName(f"hyper-parameter of {experiment.algorithm}", name, known)
     if grid:
-        for name, values in grid.items():
-            if name not in known:
-                raise UnknownName(f"hyper-parameter of {experiment.algorithm}", name, known)
-            space[name] = Range(min(values), max(values), values[0], tuple(values))
-        return space
+        return {name: Range(min(some), max(some), some[0], tuple(some)) for name, some in grid.items()}
     for name, entry in known.items():
         value, tune = getattr(algorithm, name), entry.metadata.get("tune")
         if name in vary or name in set_by_user or tune is None or number(algorithm, name) <= 0:
@@ -210,8 +209,6 @@ def search_space(
         low, high = (value / AROUND, value * AROUND) if name in suggested else tune
         space[name] = Range(min(low, value), max(high, value), value)
     for name, text in vary.items():
-        if name not in known:
-            raise UnknownName(f"hyper-parameter of {experiment.algorithm}", name, known)
         if isinstance(known[name].default, tuple | Schedule):
             raise FedbilevelError(f"{name} is no number or word, which --vary needs.")
         values = [convert(name, part.strip(), known[name].default) for part in text.split(",") if part.strip()]
@@ -327,21 +324,17 @@ def keep_apart(task: Task, share: float) -> Task:
         order, first = rng.permutation(count), min(max(round(share * count), 1), count - 1)
         return select(rows, np.sort(order[first:])), select(rows, np.sort(order[:first]))
 
-    if task.server is not None:
-        seen, apart = parted(task.server)
-        judge = dataclasses.replace(task, server=apart)
-        task = dataclasses.replace(task, server=seen)
-    else:
-        parts = [parted(client["val"]) for client in task.clients]
-        weights = task.normalised_weights
-        one = [
-            {"train": select(client["train"], np.arange(1)), "val": apart}
-            for client, (_, apart) in zip(task.clients, parts, strict=True)
-        ]
-        judge = dataclasses.replace(task, clients=one, weights=weights)  # which looks at no training rows
-        clients = [{**client, "val": seen} for client, (seen, _) in zip(task.clients, parts, strict=True)]
-        task = dataclasses.replace(task, clients=clients)
-    return dataclasses.replace(task, choice=lambda x, y: upper_loss(judge, x, y))
+    def with_validation(task: Task, rows: Sequence[Tree]) -> Task:
+        if task.server is not None:
+            return dataclasses.replace(task, server=rows[0])
+        clients = [{**client, "val": some} for client, some in zip(task.clients, rows, strict=True)]
+        return dataclasses.replace(task, clients=clients)
+
+    held = [client["val"] for client in task.clients] if task.server is None else [task.server]
+    seen, apart = zip(*map(parted, held), strict=True)
+    one = [{**client, "train": select(client["train"], slice(1))} for client in task.clients]  # nobody looks at them
+    judge = with_validation(dataclasses.replace(task, clients=one, weights=task.normalised_weights), apart)
+    return dataclasses.replace(with_validation(task, seen), choice=lambda x, y: upper_loss(judge, x, y))
 
 
 def validation_loss(task: Task, x: Any, y: Any) -> float:

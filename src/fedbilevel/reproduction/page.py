@@ -16,7 +16,7 @@ from fedbilevel.drawing import over_decades
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.grid import band
 from fedbilevel.reproduction.claims import judged, verdict
-from fedbilevel.reproduction.files import PARAMETERS, Reproduction
+from fedbilevel.reproduction.files import PARAMETERS, Reproduction, Search
 from fedbilevel.reproduction.runs import Member, Reproduced
 
 
@@ -89,18 +89,7 @@ def _page(done: Reproduced, command: str) -> str:
         f"{done.minutes / min(2, cores or 1):.0f} minutes of waiting), fedbilevel {version('fedbilevel')}.",
     ]
     if made.search is not None:
-        s = made.search
-        which = f"`experiments/found/{s.found or made.id}.toml`"
-        where = f"under {' and '.join(map(repr, s.panels))}, " if len(made.panels) > 1 else ""
-        grid = "; ".join(f"{name} in {', '.join(map(str, values))}" for name, values in s.grid.items())
-        share = f"the validation loss on {s.kept_apart:.0%} of the validation rows, which nothing was trained on"
-        by = share if s.kept_apart else "validation loss"
-        trials = f"{s.budget} trials ({grid})" if grid else f"{s.budget} trials"
-        lines += [
-            "",
-            f"*Search*: {trials} of {s.rounds or 'as many'} rounds for every method marked *found by search*, {where}"
-            f"seed {s.seed}, by {by}; what was found is in {which}.",
-        ]
+        lines += ["", "*Search*: " + _searched(made, made.search)]
     if made.differences:
         lines += ["", "*What differs from the paper*: " + made.differences.strip()]
     lines += ["", "## Numbers", ""]
@@ -116,6 +105,19 @@ def _page(done: Reproduced, command: str) -> str:
         lines += ["", "## Remarks", "", made.remarks.strip()]
     lines += ["", f"![curves]({made.id}.png)", "", f"Every curve of every seed: [{made.id}.csv]({made.id}.csv)", ""]
     return "\n".join(lines)
+
+
+def _searched(made: Reproduction, search: Search) -> str:
+    """How parameters were found."""
+    grid = "; ".join(f"{name} in {', '.join(map(str, values))}" for name, values in search.grid.items())
+    trials = f"{search.budget} trials ({grid})" if grid else f"{search.budget} trials"
+    where = f"under {' and '.join(map(repr, search.panels))}, " if len(made.panels) > 1 else ""
+    share = f"the validation loss on {search.kept_apart:.0%} of the validation rows, which nothing was trained on"
+    return (
+        f"{trials} of {search.rounds or 'as many'} rounds for every method marked *found by search*, {where}"
+        f"seed {search.seed}, by {share if search.kept_apart else 'validation loss'}; what was found is in "
+        f"`experiments/found/{search.found or made.id}.toml`."
+    )
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -132,9 +132,7 @@ def search(made: Reproduction, out: Path, progress: Callable[[int, int], None] |
 def _search_one(made: Reproduction, asked: Search, method: Method, out: Path) -> list[dict[str, Any]]:
     """What was found for one row, condition by condition; each search begins with what was found before."""
     fixed, found, first = asked.fixed.get(method.label, {}), [], []
-    for panel in (
-        p for p in made.panels if p.title in asked.panels and (not method.panels or p.title in method.panels)
-    ):
+    for panel in (p for p, m in made.cases() if m == method and p.title in asked.panels):
         experiment = replace(made, found={(method.label, panel.title): fixed}).experiment(panel, method, asked.seed)
         experiment = experiment.changed({f"task.{name}": value for name, value in asked.task.items()})
         experiment = experiment.changed({"rounds": asked.rounds}) if asked.rounds else experiment
