@@ -4,9 +4,11 @@ import csv
 import inspect
 import json
 import math
-import time
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ import pytest
 import fedbilevel as fb
 from fedbilevel import reproduction
 from fedbilevel.experiment import convert
-from fedbilevel.reproduction import judged, table, verdict
+from fedbilevel.reproduction import files, judged, table, verdict
 from fedbilevel.reproduction.claims import Judge
 from fedbilevel.reproduction.files import Claim, Column, Method, Panel, Reproduction, Search, check
 from test_cli import fedbilevel
@@ -49,13 +51,18 @@ SMALL = Reproduction(
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> reproduction.Reproduced:
-    return reproduction.run(SMALL, tmp_path_factory.mktemp("runs"))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def done(folder: Path) -> reproduction.Reproduced:
+    return reproduction.run(SMALL, folder)
 
 
 def errors(done: reproduction.Reproduced, panel: int, method: int, round: int) -> list[float]:
     members = done.of(SMALL.panels[panel], SMALL.methods[method])
-    return [row["error"] for m in members for row in m.run.rows if row["round"] == round]
+    return [row["error"] for m in members for row in m.history if row["round"] == round]
 
 
 def test_all_thirteen_experiments_are_there_and_say_what_they_are(tmp_path: Path) -> None:
@@ -97,15 +104,15 @@ def test_every_experiment_fits_its_task(id: str) -> None:
 
 def test_rows_and_columns_are_those_of_the_runs(done: reproduction.Reproduced) -> None:
     headings, *rows = table(done)
-    assert headings[2:] == ["20 rounds, paper", "20 rounds, ours", "the end, paper", "the end, ours"]
+    assert headings[2:] == ["seeds", "20 rounds, paper", "20 rounds, ours", "the end, paper", "the end, ours"]
     assert len(rows) == 7
     first = rows[0]
     at_20, at_end = errors(done, 0, 0, 20), errors(done, 0, 0, 40)
-    assert first[:3] == ["all", "FedBiO (the paper's)", "0.5 ± 0.1"]
-    assert first[3] == f"{np.mean(at_20):.4f} ± {np.std(at_20, ddof=1):.4f}"
-    assert first[5] == f"{np.mean(at_end):.4f} ± {np.std(at_end, ddof=1):.4f}"
+    assert first[:4] == ["all", "FedBiO (the paper's)", "2", "0.5 ± 0.1"]
+    assert first[4] == f"{np.mean(at_20):.4f} ± {np.std(at_20, ddof=1):.4f}"
+    assert first[6] == f"{np.mean(at_end):.4f} ± {np.std(at_end, ddof=1):.4f}"
     wild = next(row for row in rows if row[1].startswith("wild"))
-    assert wild[3].startswith("diverged at round")
+    assert wild[4].startswith("diverged at round")
 
 
 def judge(done: reproduction.Reproduced, parameters: str = "printed", **claim: object) -> bool:
@@ -126,8 +133,8 @@ def test_claims_hold_exactly_where_the_numbers_say_so(done: reproduction.Reprodu
     better = ["FedBiO", "SimFBO"] if fedbio < simfbo else ["SimFBO", "FedBiO"]
     assert judge(done, kind="order", methods=better, points=gap - 1e-9)
     assert not judge(done, kind="order", methods=better, points=gap + 1e-9)
-    # What diverged is the worst, whatever its last number was.
-    assert judge(done, kind="order", methods=["SimFBO", "wild"])
+    # Nothing is said of what diverged, whatever its last number was.
+    assert not judge(done, kind="order", methods=["SimFBO", "wild"])
     assert not judge(done, kind="order", methods=["wild", "SimFBO"])
     assert not judge(done, kind="bound", methods=["wild"], least=-math.inf)
     # The row with other parameters is another row.
@@ -141,7 +148,7 @@ def test_near_is_the_papers_deviation_or_so_many_points(done: reproduction.Repro
         replace(
             done,
             reproduction=replace(SMALL, methods=[paper(text)]),
-            members=[replace(m, method=paper(text)) for m in done.of(SMALL.panels[0], SMALL.methods[0])],
+            curves=[replace(c, method=paper(text)) for c in done.of(SMALL.panels[0], SMALL.methods[0])],
         ),
         kind="near",
         points=points,
@@ -153,7 +160,7 @@ def test_near_is_the_papers_deviation_or_so_many_points(done: reproduction.Repro
 
 
 def test_trends_and_spreads_are_over_panels(done: reproduction.Reproduced) -> None:
-    both = {"panels": ["all", "half"]}
+    both: dict[str, Any] = {"panels": ["all", "half"]}
     values = {n: [float(np.mean(errors(done, p, n, 40))) for p in (0, 1)] for n in (0, 1)}
     rising = values[0][0] < values[0][1]
     assert judge(done, kind="trend", direction="rising", **both) == rising
@@ -163,6 +170,21 @@ def test_trends_and_spreads_are_over_panels(done: reproduction.Reproduced) -> No
     least = abs(values[0][0] - values[0][1]) < abs(values[1][0] - values[1][1])
     assert judge(done, kind="spread", methods=["FedBiO", "SimFBO"], **both) == least
     assert judge(done, kind="spread", methods=["SimFBO", "FedBiO"], **both) == (not least)
+
+
+def test_best_is_over_panels_and_level_is_two_sided(done: reproduction.Reproduced) -> None:
+    ends = {(p, n): float(np.mean(errors(done, p, n, 40))) for p in (0, 1) for n in (0, 1)}
+    order = ["all", "half"] if ends[0, 0] < ends[1, 0] else ["half", "all"]  # lower is better
+    swapped = replace(done, reproduction=replace(SMALL, panels=[SMALL.panels[1], SMALL.panels[0]]))
+    both: dict[str, Any] = {"kind": "best", "panels": ["all", "half"]}
+    assert judge(done, **both) == (order[0] == "all")
+    assert judge(swapped, **both) == (order[0] == "half")
+    gap = abs(ends[0, 0] - ends[0, 1])
+    for methods in (["FedBiO", "SimFBO"], ["SimFBO", "FedBiO"]):
+        level: dict[str, Any] = {"kind": "level", "methods": methods}
+        assert judge(done, points=gap + 1e-9, **level)
+        assert not judge(done, points=gap - 1e-9, **level)
+    assert not judge(done, kind="level", methods=["FedBiO", "wild"], points=math.inf)
 
 
 def test_the_verdict_follows_from_the_claims(done: reproduction.Reproduced) -> None:
@@ -178,16 +200,16 @@ def test_the_verdict_follows_from_the_claims(done: reproduction.Reproduced) -> N
     assert set(judged(with_claim(1.0))) == {"printed", "ours"}
 
 
-def test_a_second_call_runs_nothing_again_and_refuses_other_runs(done: reproduction.Reproduced) -> None:
-    before = {m.run.folder: (m.run.folder / "run.json").stat().st_mtime_ns for m in done.members}
-    began = time.perf_counter()
-    again = reproduction.run(SMALL, done.folder)
-    assert {f: (f / "run.json").stat().st_mtime_ns for f in before} == before
-    assert time.perf_counter() - began < 60
-    assert [m.run.folder for m in again.members] == [m.run.folder for m in done.members]
+def test_a_second_call_runs_nothing_again_and_refuses_other_runs(done: reproduction.Reproduced, folder: Path) -> None:
+    changed = lambda: {path: path.stat().st_mtime_ns for path in folder.rglob("run.json")}
+    before = changed()
+    assert len(before) == len(done.curves)
+    again = reproduction.run(SMALL, folder)
+    assert changed() == before
+    assert again == done
     other = replace(SMALL, run={**SMALL.run, "rounds": 50})
     with pytest.raises(fb.FedbilevelError, match=r"run\.rounds differ"):
-        reproduction.run(other, done.folder)
+        reproduction.run(other, folder)
 
 
 def test_the_page_has_the_numbers_and_every_curve_is_kept(done: reproduction.Reproduced, tmp_path: Path) -> None:
@@ -202,10 +224,41 @@ def test_the_page_has_the_numbers_and_every_curve_is_kept(done: reproduction.Rep
     assert (tmp_path / "small.png").stat().st_size > 5000
     with (tmp_path / "small.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == sum(len(m.run.rows) for m in done.members)
+    assert len(rows) == sum(len(c.history) for c in done.curves)
     seed1 = [float(r["error"]) for r in rows if (r["condition"], r["method"], r["parameters"], r["seed"]) == ("half", "SimFBO", "printed", "1")]  # fmt: skip # noqa: E501
-    member = next(m for m in done.members if (m.panel.title, m.method.label, m.seed) == ("half", "SimFBO", 1))
-    np.testing.assert_allclose(seed1, [row["error"] for row in member.run.rows], rtol=1e-4)
+    curve = next(c for c in done.curves if (c.panel.title, c.method.label, c.seed) == ("half", "SimFBO", 1))
+    np.testing.assert_allclose(seed1, [row["error"] for row in curve.history], rtol=1e-5)
+
+    # The curves are enough to write the same page again.
+    again = reproduction.read_curves(claimed, tmp_path / "small.csv")
+    assert reproduction.write(again, tmp_path / "again", "fedbilevel reproduce small").read_text() == text
+    assert (tmp_path / "again" / "small.csv").read_text() == (tmp_path / "small.csv").read_text()
+    for other in (replace(claimed, methods=SMALL.methods[:1]), replace(claimed, curves=["accuracy"])):
+        with pytest.raises(fb.FedbilevelError, match=r"small\.csv"):
+            reproduction.read_curves(other, tmp_path / "small.csv")
+
+
+def test_a_number_between_two_rows_is_on_the_line_between_them() -> None:
+    history = [{"round": n, "exchanges": 3 * n, "error": n**2} for n in (0, 2, 4)]
+    assert Column("", "error", round=2).of(history) == 4
+    assert Column("", "error", round=3).of(history) == 10
+    assert Column("", "error", exchanges=7, scale=2.0).of(history) == pytest.approx(2 * (4 + 12 / 6))
+    assert Column("", "error", round=9).of(history) == Column("", "error").of(history) == 16
+
+
+def test_methods_are_compared_by_the_seeds_that_both_have(done: reproduction.Reproduced) -> None:
+    fewer = replace(done, curves=[c for c in done.curves if c.method.label != "SimFBO" or c.seed == 1])
+    shown = Judge(fewer, "printed").claim(Claim("", "order", ["FedBiO", "SimFBO"], ["all"], "the end")).numbers
+    assert f"FedBiO {errors(done, 0, 0, 40)[1]:.4f}, SimFBO {errors(done, 0, 1, 40)[1]:.4f}" in shown
+
+
+def test_what_another_search_found_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shutil.copytree(str(files.FOLDER), tmp_path / "experiments")
+    monkeypatch.setattr(files, "FOLDER", tmp_path / "experiments")
+    assert reproduction.read("mefbo-fig1").found == reproduction.read("mefbo-table2").found != {}
+    path = tmp_path / "experiments" / "mefbo-table2.toml"
+    path.write_text(re.sub(r"trials = \d+", "trials = 7", path.read_text()))
+    assert reproduction.read("mefbo-fig1").found == reproduction.read("mefbo-table2").found == {}
 
 
 def test_a_search_has_the_same_budget_for_all_and_looks_at_another_seed(tmp_path: Path) -> None:

@@ -120,6 +120,20 @@ def test_what_is_searched() -> None:
         space("quadratic", "fedbio", {"local_steps": "0"})
 
 
+def test_a_search_may_begin_elsewhere_and_go_over_given_ranges(tmp_path: Path) -> None:
+    ranges = {"lr_upper": (0.02, 0.05), "of_other_algorithms": (0.1, 1.0)}
+    asked = replace(ask(5, rounds=9), ranges=ranges, start={"lr_upper": 0.03, "lr_lower": 0.11})
+    tuned = tune(asked, tmp_path / "t")
+    assert tuned.suggested.settings == {**tuned.suggested.settings, "lr_upper": 0.03, "lr_lower": 0.11}
+    assert len({trial.settings["lr_upper"] for trial in tuned.trials}) == 5
+    assert all(0.02 <= trial.settings["lr_upper"] <= 0.05 for trial in tuned.trials)
+    assert tuned.space["lr_lower"] == Range(pytest.approx(0.11 / 30), pytest.approx(0.11 * 30), 0.11)
+    outside = tune(replace(asked, start={"lr_upper": 0.5}), tmp_path / "u")  # the range reaches to its start
+    assert outside.space["lr_upper"] == Range(0.02, 0.5, 0.5)
+    with pytest.raises(fb.FedbilevelError, match="there is no hyper-parameter of fedbio called 'lr'"):
+        tune(replace(asked, start={"lr": 0.5}), tmp_path / "v")
+
+
 def test_a_grid_is_tried_at_every_point_to_its_end(tmp_path: Path) -> None:
     grid = {"lr_upper": [0.1, 0.001], "lr_lower": [0.05, 0.5]}
     experiment = Experiment("quadratic", "mefbo", rounds=18, settings=QUICK)  # whose steps are schedules

@@ -336,6 +336,9 @@ def reproduce(
     search: Annotated[
         bool, typer.Option("--search", help="Search for parameters first, as its file says (needs Optuna).")
     ] = False,
+    judge: Annotated[
+        bool, typer.Option("--judge", help="Run nothing: judge the curves beside the page, and write it again.")
+    ] = False,
     jobs: Annotated[int, typer.Option(help="Processes; default: as many as there are cores.", min=0)] = 0,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the runs; one that holds some is continued. Default: in runs/.")
@@ -358,20 +361,26 @@ def reproduce(
         made = made.shortened()
     elif seeds is not None:
         made = replace(made, seeds=seeds)
+    words = [f"fedbilevel reproduce {id}", *(["--quick"] if quick else []), *([f"--seeds {seeds}"] if seeds else [])]
+    if judge:
+        pages = to or Path("reproduction")
+        done = reproduction.read_curves(made, pages / f"{id}.csv")
+        _show_reproduced(done)
+        console.print(f"Written: {reproduction.write(done, pages, words[0])}", soft_wrap=True, highlight=False)
+        return
+    folder = out if out is not None and out.is_dir() else experiments.new_folder(f"reproduce-{id}", out)
     with _ending_well("The same command with the same --out goes on."):
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console) as bars:
             bar = bars.add_task("searching" if search else "runs", total=None)
             show = lambda done, members: bars.update(bar, total=members, completed=done)
             if search:
-                folder = out or experiments.new_folder(f"reproduce-{made.id}", None)
-                made, out = reproduction.search(made, folder / "search", show), folder
+                made = reproduction.search(made, folder / "search", show)
                 bars.update(bar, description="runs")
-            done = reproduction.run(made, out, show, jobs)
+            done = reproduction.run(made, folder, show, jobs)
     _show_reproduced(done)
-    words = [f"fedbilevel reproduce {id}", *(["--quick"] if quick else []), *([f"--seeds {seeds}"] if seeds else [])]
-    written = reproduction.write(done, to or (done.folder if quick else Path("reproduction")), " ".join(words))
-    console.print(f"Written: {written}; the runs are in {done.folder}", soft_wrap=True, highlight=False)
+    written = reproduction.write(done, to or (folder if quick else Path("reproduction")), " ".join(words))
+    console.print(f"Written: {written}; the runs are in {folder}", soft_wrap=True, highlight=False)
 
 
 def _show_reproduced(done: reproduction.Reproduced) -> None:

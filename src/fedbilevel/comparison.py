@@ -175,7 +175,7 @@ def read(folder: Path) -> Comparison:
 
 def last(members: Sequence[Member], metric: str) -> tuple[float, float]:
     """Mean and standard deviation over seeds at the end."""
-    mean, deviation = band(members, metric)
+    mean, deviation = band([m.history for m in members if m.done], metric)
     return float(mean[-1]), float(deviation[-1])
 
 

@@ -8,7 +8,7 @@ import math
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -63,9 +63,9 @@ class Member:
         return self.run.status == "finished"
 
 
-def band(members: Sequence[Member], metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation over seeds of a metric, for every row of the history."""
-    values = np.array([[row[metric] for row in m.history] for m in members if m.done], float)
+def band(histories: Sequence[Sequence[Mapping[str, Any]]], metric: str) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation over seeds of a metric, for every row of their histories."""
+    values = np.array([[row[metric] for row in history] for history in histories], float)
     return values.mean(axis=0), values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
 
 

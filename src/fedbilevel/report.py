@@ -136,8 +136,9 @@ def comparison_curves(compared: Compared) -> Path:
             members = [m for m in compared.of(algorithm) if m.done]
             if not members:
                 continue
-            mean, deviation = band(members, metric)
-            across, _ = band(members, axis)
+            histories = [m.history for m in members]
+            mean, deviation = band(histories, metric)
+            across, _ = band(histories, axis)
             if axis == "floats":  # on a log scale, so from the first message on
                 across, mean, deviation = across[1:] / members[0].run.info["clients"], mean[1:], deviation[1:]
             style = {"color": f"C{color % 10}", "linestyle": LINES[color // 10 % 4]}

@@ -66,7 +66,8 @@ Space = dict[str, Range | Choice]
 @dataclass(frozen=True)
 class Tuning:
     """What to tune: an experiment, and how often to try. ``vary`` adds hyper-parameters by the values they may have,
-    as text; ``first`` are settings to try after the suggested one, for instance what was found under another
+    as text; ``ranges`` are other lowest and highest values than the suggested ones, ``start`` is another first trial
+    than the suggested setting, and ``first`` are settings to try after it, for instance what was found under another
     condition. What the settings of the experiment fix stays fixed. ``kept_apart`` is the share of the validation rows
     that nothing is trained on, and that settings are compared by. With a ``grid``, numbers by hyper-parameter, all its
     points are tried and nothing else, each to its end.
@@ -75,6 +76,8 @@ class Tuning:
     experiment: Experiment
     trials: int = 30
     vary: Mapping[str, str] = field(default_factory=dict)
+    ranges: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    start: Mapping[str, float] = field(default_factory=dict)
     first: Sequence[Mapping[str, Any]] = ()
     grid: Mapping[str, Sequence[float]] = field(default_factory=dict)
     kept_apart: float = 0.0
@@ -156,7 +159,7 @@ def tune(
         raise FedbilevelError(
             f"in {experiment.task}, y belongs to a batch, so that there is no validation loss of x and y to tune by."
         )
-    space = search_space(built, tuning.experiment.settings, tuning.vary, tuning.grid)
+    space = search_space(built, tuning.experiment.settings, tuning.vary, tuning.grid, tuning.ranges, tuning.start)
     if not space:
         raise FedbilevelError("there is nothing to tune: every hyper-parameter with a range is set.")
     study, folder = _study(tuning, built, space, out)
@@ -188,15 +191,23 @@ def tune(
 
 
 def search_space(
-    built: Built, fixed: Mapping[str, Any], vary: Mapping[str, str], grid: Mapping[str, Sequence[float]] | None = None
+    built: Built,
+    fixed: Mapping[str, Any],
+    vary: Mapping[str, str],
+    grid: Mapping[str, Sequence[float]] | None = None,
+    ranges: Mapping[str, Sequence[float]] | None = None,
+    start: Mapping[str, float] | None = None,
 ) -> Space:
-    """The hyper-parameters to tune. A suggestion of 0 is kept, as it has no log scale."""
+    """The hyper-parameters to tune. A suggestion of 0 is kept, as it has no log scale. Of ``ranges``, those of
+    hyper-parameters that the algorithm has are used: the same ones may be given for several algorithms.
+    """
     experiment, task, algorithm, _ = built
     known = {f.name: f for f in dataclasses.fields(algorithm)}
     suggested = task.advice(str(experiment.algorithm), known)
     set_by_user = {key.rpartition(".")[2] for key in fixed if not key.startswith("task.")}
     space: Space = {}
-    for name in (*vary, *(grid or ())):
+    ranges, start = ranges or {}, start or {}
+    for name in (*vary, *start, *(grid or ())):
         if name not in known:
             raise UnknownName(f"hyper-parameter of {experiment.algorithm}", name, known)
     if grid:
@@ -205,8 +216,9 @@ def search_space(
         value, tune = getattr(algorithm, name), entry.metadata.get("tune")
         if name in vary or name in set_by_user or tune is None or number(algorithm, name) <= 0:
             continue
-        value = number(algorithm, name)
+        value = start.get(name, number(algorithm, name))
         low, high = (value / AROUND, value * AROUND) if name in suggested else tune
+        low, high = ranges.get(name, (low, high))
         space[name] = Range(min(low, value), max(high, value), value)
     for name, text in vary.items():
         if isinstance(known[name].default, tuple | Schedule):

@@ -3,12 +3,13 @@
 import itertools
 import math
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from fedbilevel.reproduction.curves import Reproduced
 from fedbilevel.reproduction.files import PARAMETERS, Claim, Column, Method, Panel
-from fedbilevel.reproduction.runs import Reproduced
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,10 @@ class Judge:
         return Judged(claim, holds, "; ".join(numbers))
 
     def value(self, panel: Panel, label: str, column: Column, claim: Claim) -> float:
-        return self.done.value(panel, self.method(label), column, claim.over)[0]
+        """The mean over the seeds that all methods of the claim have under this condition."""
+        ran = [{c.seed for c in self.done.of(panel, self.method(each))} for each in claim.methods]
+        common = set.intersection(*(seeds for seeds in ran if seeds)) if any(ran) else set()
+        return self.done.value(panel, self.method(label), column, claim.over, common)[0]
 
     def shown(self, panel: Panel, label: str, column: Column, value: float) -> str:
         return f"{label} {column.shown(value) if self.done.of(panel, self.method(label)) else 'not run'}"
@@ -76,17 +80,36 @@ class Judge:
         return not far, [f"{all_ - len(far)} of {all_} are{', not ' if far else ''}{far[0] if far else ''}", *far[1:]]
 
     def order(self, claim: Claim) -> tuple[bool, list[str]]:
+        def in_order(values: Sequence[float], sign: int) -> bool:
+            return all(sign * (a - b) > claim.points for a, b in itertools.pairwise(values))  # never with NaN
+
+        return self._everywhere(claim, in_order)
+
+    def level(self, claim: Claim) -> tuple[bool, list[str]]:
+        return self._everywhere(claim, lambda values, _: all(abs(v - values[0]) <= claim.points for v in values))
+
+    def _everywhere(self, claim: Claim, seen: Callable[[Sequence[float], int], bool]) -> tuple[bool, list[str]]:
+        """Whether something is seen of the methods' values under each condition."""
         holds, numbers = True, []
         (column,) = self.columns(claim)
-        sign = 1 if column.better == "higher" else -1
         for panel in self.panels(claim):
             values = [self.value(panel, label, column, claim) for label in claim.methods]
-            ranked = [-math.inf if math.isnan(value) else sign * value for value in values]
-            in_order = all(a - b > claim.points for a, b in itertools.pairwise(ranked))
-            holds &= in_order and math.isfinite(ranked[0])
+            here = seen(values, column.sign)
+            holds &= here
             pairs = zip(claim.methods, values, strict=True)
             shown = ", ".join(self.shown(panel, label, column, value) for label, value in pairs)
-            numbers.append(f"{_at(panel)}{shown}{'' if in_order else ' (no)'}")
+            numbers.append(f"{_at(panel)}{shown}{'' if here else ' (no)'}")
+        return holds, numbers
+
+    def best(self, claim: Claim) -> tuple[bool, list[str]]:
+        (column,) = self.columns(claim)
+        holds, numbers = True, []
+        for label in claim.methods:
+            first, *others = (self.value(panel, label, column, claim) for panel in self.panels(claim))
+            holds &= all(column.sign * (first - other) > 0 for other in others)
+            panels = [panel.title for panel in self.panels(claim)]
+            shown = [f"{at}: {column.shown(v)}" for at, v in zip(panels, [first, *others], strict=True)]
+            numbers.append(f"{label} {', '.join(shown)}")
         return holds, numbers
 
     def bound(self, claim: Claim) -> tuple[bool, list[str]]:
@@ -106,7 +129,7 @@ class Judge:
         spreads = {}
         for label in claim.methods:
             values = [self.value(panel, label, column, claim) for panel in self.panels(claim)]
-            spreads[label] = math.inf if any(map(math.isnan, values)) else max(values) - min(values)
+            spreads[label] = math.nan if any(map(math.isnan, values)) else max(values) - min(values)
         first, *others = spreads.values()
         return all(first < other for other in others), [f"{k} {column.shown(v)}" for k, v in spreads.items()]
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import Any
 
+import numpy as np
+
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.errors import FedbilevelError, UnknownName
 from fedbilevel.experiment import Experiment
@@ -31,15 +33,18 @@ class Column:
     digits: int = 2
     better: str = "higher"
 
+    @property
+    def sign(self) -> int:
+        """That of a difference which is an improvement."""
+        return 1 if self.better == "higher" else -1
+
     def of(self, history: Sequence[Mapping[str, Any]]) -> float:
-        """Its value: that of the last row which is not later."""
-        rows = [
-            row
-            for row in history
-            if (self.round is None or row["round"] <= self.round)
-            and (self.exchanges is None or row["exchanges"] <= self.exchanges)
-        ]
-        return float(rows[-1][self.metric]) * self.scale
+        """Its value; between two rows of the history it is on the line between them."""
+        values = [row[self.metric] for row in history]
+        for across, at in (("round", self.round), ("exchanges", self.exchanges)):
+            if at is not None:
+                return float(np.interp(at, [row[across] for row in history], values)) * self.scale
+        return float(values[-1]) * self.scale
 
     def shown(self, value: float) -> str:
         return f"{value:.{self.digits}f}" if math.isfinite(value) else "diverged"
@@ -77,7 +82,7 @@ class Method:
         return f"{self.label} ({PARAMETERS[self.parameters]})"
 
 
-KINDS = ("near", "order", "bound", "spread", "trend")
+KINDS = ("near", "order", "level", "bound", "best", "spread", "trend")
 
 
 @dataclass(frozen=True)
@@ -88,12 +93,15 @@ class Claim:
 
     - "near": ours is within ``points``, or the paper's standard deviation, of the paper's number;
     - "order": ``methods`` are in this order, the best first, by at least ``points``;
+    - "level": all ``methods`` are within ``points`` of the first one, to either side;
     - "bound": ``methods`` are at ``least`` or at ``most`` this;
+    - "best": over the panels, ``methods`` are best under the first one;
     - "spread": over the panels, the first method varies least (largest minus smallest);
     - "trend": from panel to panel, the first method minus the second (or the first alone) is "rising" or "falling".
 
-    ``over`` = "rounds" takes the mean over all rounds instead of a column's moment: who is ahead on the way. A claim
-    that is ``ours`` is a question of our own: it is answered, and does not enter the verdict.
+    ``over`` = "rounds" takes the mean over all rounds instead of a column's moment: who is ahead on the way. Methods
+    are compared by the seeds that all of them have, and nothing is said to be better than what diverged. A claim that
+    is ``ours`` is a question of our own: it is answered, and does not enter the verdict.
     """
 
     words: str
@@ -113,17 +121,20 @@ class Claim:
 class Search:
     """How parameters are looked for: the same number of trials for every method, by validation loss, on a seed that is
     not among those reported. ``panels`` are the conditions it is done under; the others take what the first of them
-    gave. ``fixed`` are parameters, by label, that are not searched for; ``rounds`` are those of the runs if 0;
-    ``task`` are options for the search only, and ``kept_apart`` is the share of the validation rows that settings are
-    compared by, and nothing is trained on. With a ``grid``, all its points are tried, and other parameters are as the
-    task suggests them.
+    gave. It begins with the printed parameters of a method, or what ``start`` has for its label, and goes over
+    ``ranges``, by parameter, which are the same for every method. ``fixed`` are parameters, by label, that are not
+    searched for; ``rounds`` are those of the runs if 0; ``task`` are options for the search only, and ``kept_apart``
+    is the share of the validation rows that settings are compared by, and nothing is trained on. With a ``grid``, all
+    its points are tried, and other parameters are as the task suggests them.
     """
 
-    panels: Sequence[str]
+    panels: Sequence[str] = ()
     trials: int = 0
     rounds: int = 0
     seed: int = 100
     grid: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    ranges: Mapping[str, Sequence[float]] = field(default_factory=dict)  # the lowest and the highest
+    start: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     fixed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     task: Mapping[str, Any] = field(default_factory=dict)
     kept_apart: float = 0.0
@@ -133,6 +144,13 @@ class Search:
     def budget(self) -> int:
         """The number of trials of every method."""
         return math.prod(map(len, self.grid.values())) if self.grid else self.trials
+
+    @property
+    def conditions(self) -> dict[str, Any]:
+        """What is written beside what it found: with others, something else would have been."""
+        known = {"trials": self.budget, "rounds": self.rounds, "seed": self.seed}
+        given = {"kept_apart": self.kept_apart, "grid": dict(self.grid), "ranges": dict(self.ranges)}
+        return {**known, **{name: value for name, value in given.items() if value}}
 
 
 @dataclass(frozen=True)
@@ -184,7 +202,8 @@ class Reproduction:
             known = of_method.get(panel.title, next(iter(of_method.values()), None))
             if known is None:
                 raise FedbilevelError(
-                    f"{self.id}: nothing was found for {method.label} yet: fedbilevel reproduce {self.id} --search."
+                    f"{self.id}: nothing was found for {method.label} yet, in a search as its file has it: "
+                    f"fedbilevel reproduce {(self.search and self.search.found) or self.id} --search."
                 )
             found = known
         options = {f"task.{k}": v for k, v in {**self.task, **panel.task}.items() if k != "name"}
@@ -234,10 +253,12 @@ def read(id: str) -> Reproduction:
         search=search,
         **content,
     )
-    if search is not None:
-        path = FOLDER / "found" / f"{search.found or id}.toml"
-        if path.is_file():
-            made = replace(made, found=settings_of(tomllib.loads(path.read_text())))
+    if search is not None and search.found:
+        made = replace(made, found=read(search.found).found)
+    elif search is not None and (path := FOLDER / "found" / f"{id}.toml").is_file():
+        found = tomllib.loads(path.read_text())
+        if found["search"] == search.conditions:  # else it is what another search found
+            made = replace(made, found=settings_of(found))
     check(made)
     return made
 
@@ -256,6 +277,8 @@ def check(made: Reproduction) -> None:
         wrong = [title for title, values in method.paper.items() if len(values) != len(made.columns)]
         if unknown or wrong or method.parameters not in PARAMETERS:
             raise FedbilevelError(f"{made.id}: {method.title} names panels or columns that are not there.")
+    if made.search is not None and {*made.search.start, *made.search.fixed} - labels:
+        raise FedbilevelError(f"{made.id}: the search names methods that are not there.")
     for claim in made.claims:
         if {*claim.panels} - panels or {*claim.methods} - labels or claim.kind not in KINDS:
             raise FedbilevelError(f"{made.id}: the claim '{claim.words}' names what is not there.")

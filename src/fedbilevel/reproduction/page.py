@@ -1,6 +1,5 @@
 """The page about an experiment: the paper's numbers beside ours, the claims, the curves."""
 
-import csv
 import math
 import os
 import re
@@ -15,15 +14,16 @@ from matplotlib.figure import Figure
 from fedbilevel.drawing import over_decades
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.grid import band
+from fedbilevel.reproduction import curves
 from fedbilevel.reproduction.claims import judged, verdict
-from fedbilevel.reproduction.files import PARAMETERS, Reproduction, Search
-from fedbilevel.reproduction.runs import Member, Reproduced
+from fedbilevel.reproduction.curves import Curve, Reproduced
+from fedbilevel.reproduction.files import PARAMETERS, Reproduction, Search, read
 
 
 def table(done: Reproduced) -> list[list[str]]:
     """Headings and rows: panel, method, and for each column the paper's number, if it prints any, and ours."""
     made = done.reproduction
-    headings = ["condition", "method (parameters)"]
+    headings = ["condition", "method (parameters)", "seeds"]
     for column in made.columns:
         headings += [f"{column.title}, paper", f"{column.title}, ours"] if made.printed else [column.title]
     rows = [headings]
@@ -31,27 +31,25 @@ def table(done: Reproduced) -> list[list[str]]:
         for method in made.methods:
             if (panel, method) not in made.cases():
                 continue
-            members, cells = done.of(panel, method), []
-            failed = [m for m in members if not m.done]
+            some, cells = done.of(panel, method), []
+            failed = [curve for curve in some if not curve.done]
             for number, column in enumerate(made.columns):
                 if made.printed:
                     cells.append(method.paper[panel.title][number] if panel.title in method.paper else "-")
                 if failed:
-                    cells.append(_failures(failed, members))
+                    cells.append(_failures(failed, some))
                 else:
                     mean, deviation = done.value(panel, method, column)
-                    cells.append(column.shown(mean) + (f" ± {column.shown(deviation)}" if len(members) > 1 else ""))
-            rows.append([panel.title, method.title, *cells])
+                    cells.append(column.shown(mean) + (f" ± {column.shown(deviation)}" if len(some) > 1 else ""))
+            rows.append([panel.title, method.title, str(len(some)), *cells])
     return rows
 
 
-def _failures(failed: Sequence[Member], members: Sequence[Member]) -> str:
+def _failures(failed: Sequence[Curve], curves: Sequence[Curve]) -> str:
     if not (found := re.search(r"round (\d+)", failed[0].failure)):
         return "did not finish"
     return (
-        f"diverged at round {found[1]}"
-        if len(failed) == len(members)
-        else f"diverged ({len(failed)} of {len(members)})"
+        f"diverged at round {found[1]}" if len(failed) == len(curves) else f"diverged ({len(failed)} of {len(curves)})"
     )
 
 
@@ -60,7 +58,7 @@ def write(done: Reproduced, folder: Path, command: str) -> Path:
     made = done.reproduction
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write_curves(done, folder / f"{made.id}.csv")
+        curves.write(done, folder / f"{made.id}.csv")
         _draw(done).savefig(folder / f"{made.id}.png", dpi=80)
         path = folder / f"{made.id}.md"
         path.write_text(_page(done, command))
@@ -71,7 +69,6 @@ def write(done: Reproduced, folder: Path, command: str) -> Path:
 
 def _page(done: Reproduced, command: str) -> str:
     made = done.reproduction
-    cores = os.cpu_count()
     lines = [
         f"# {made.id}: {made.title}",
         "",
@@ -85,8 +82,7 @@ def _page(done: Reproduced, command: str) -> str:
         "",
         f"with `src/fedbilevel/experiments/{made.id}.toml`: seeds {made.first_seed} to "
         f"{made.first_seed + made.seeds - 1}, "
-        f"{len(done.members)} runs, {done.minutes:.0f} minutes of computing on {cores} cores (both are used, so about "
-        f"{done.minutes / min(2, cores or 1):.0f} minutes of waiting), fedbilevel {version('fedbilevel')}.",
+        f"{len(done.curves)} runs{_cost(done)}, fedbilevel {version('fedbilevel')}.",
     ]
     if made.search is not None:
         lines += ["", "*Search*: " + _searched(made, made.search)]
@@ -107,39 +103,37 @@ def _page(done: Reproduced, command: str) -> str:
     return "\n".join(lines)
 
 
+def _cost(done: Reproduced) -> str:
+    """How long it took."""
+    if math.isnan(done.minutes):
+        return ""
+    cores = min(2, os.cpu_count() or 1)
+    waiting = f" (both are used, so about {done.minutes / cores:.0f} minutes of waiting)" if cores > 1 else ""
+    return f", {done.minutes:.0f} minutes of computing on {cores} cores{waiting}"
+
+
 def _searched(made: Reproduction, search: Search) -> str:
     """How parameters were found."""
+    if search.found:
+        of = read(search.found)
+        return f"that of {of.id}: " + (_searched(of, of.search) if of.search else "none")
     grid = "; ".join(f"{name} in {', '.join(map(str, values))}" for name, values in search.grid.items())
-    trials = f"{search.budget} trials ({grid})" if grid else f"{search.budget} trials"
+    ranges = "; ".join(f"{name} from {low:g} to {high:g}" for name, (low, high) in search.ranges.items())
+    tried = f" ({grid or ranges})" if grid or ranges else ""
+    begin = ", the first of them the printed one where there is one" if ranges else ""
+    trials = f"{search.budget} trials{tried}{begin}{',' if begin else ''}"
     where = f"under {' and '.join(map(repr, search.panels))}, " if len(made.panels) > 1 else ""
     share = f"the validation loss on {search.kept_apart:.0%} of the validation rows, which nothing was trained on"
     return (
         f"{trials} of {search.rounds or 'as many'} rounds for every method marked *found by search*, {where}"
         f"seed {search.seed}, by {share if search.kept_apart else 'validation loss'}; what was found is in "
-        f"`experiments/found/{search.found or made.id}.toml`."
+        f"`experiments/found/{made.id}.toml`."
     )
 
 
 def _line(cells: Sequence[str]) -> str:
     """A line of a table."""
     return f"| {' | '.join(cells)} |"
-
-
-def _metrics(made: Reproduction) -> list[str]:
-    return list(dict.fromkeys([*made.curves, *(column.metric for column in made.columns)]))
-
-
-def _write_curves(done: Reproduced, path: Path) -> None:
-    made = done.reproduction
-    metrics = _metrics(made)
-    with path.open("w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["condition", "method", "parameters", "seed", "round", "exchanges", *metrics])
-        for m in done.members:
-            start = [m.panel.title, m.method.label, m.method.parameters, m.seed]
-            for row in m.history:
-                values = [f"{row.get(metric, math.nan):.5g}" for metric in metrics]
-                rows.writerow([*start, row["round"], row["exchanges"], *values])
 
 
 def _draw(done: Reproduced) -> Figure:
@@ -157,11 +151,11 @@ def _draw(done: Reproduced) -> Figure:
         axes = figure.add_subplot(down, columns, number)
         settled: list[float] = []
         for method in made.methods:
-            members = [m for m in done.of(panel, method) if m.done]
-            if not members:
+            histories = [curve.history for curve in done.of(panel, method) if curve.done]
+            if not histories:
                 continue
-            mean, deviation = band(members, metric)
-            across, _ = band(members, made.against)
+            mean, deviation = band(histories, metric)
+            across, _ = band(histories, made.against)
             colour = f"C{labels.index(method.label) % 10}"
             (line,) = axes.plot(across, mean, lines[method.parameters], color=colour, linewidth=1.4)
             axes.fill_between(across, mean - deviation, mean + deviation, alpha=0.15, linewidth=0, color=colour)
