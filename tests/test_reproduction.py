@@ -353,6 +353,36 @@ def test_the_summary_says_what_the_pages_say() -> None:
             assert said == "not run yet", id
 
 
+PAGES = Path(__file__).parents[1] / "reproduction"
+
+
+@pytest.mark.parametrize("id", sorted(path.stem for path in PAGES.glob("*.csv")))
+def test_a_page_says_what_its_curves_and_its_file_say(id: str) -> None:
+    made = reproduction.read(id)
+    done = reproduction.read_curves(made, PAGES / f"{id}.csv")
+    page = (PAGES / f"{id}.md").read_text()
+    assert f"**Verdict: {verdict(done)}.**" in page
+    assert all(f"| {' | '.join(row)} |" in page for row in table(done))
+    for claims in judged(done).values():
+        assert all(f"**{'holds' if each.holds else 'does not hold'}**: {each.numbers}" in page for each in claims)
+    for text in (made.claim, made.differences, made.remarks):
+        assert text.strip() in page
+    asked = {(p.title, m.title): len(made.seeds_of(p, m)) for p, m in made.cases()}
+    ran = {(p.title, m.title): len(done.of(p, m)) for p, m in made.cases()}
+    assert ran == asked
+
+
+def test_judging_again_writes_the_page_beside_the_curves(tmp_path: Path) -> None:
+    shutil.copy(PAGES / "primaldual-fig1.csv", tmp_path)
+    said = fedbilevel("reproduce", "primaldual-fig1", "--judge", "--to", ".", cwd=tmp_path).stdout
+    assert "Verdict: " in said
+    assert "## Claims" in (tmp_path / "primaldual-fig1.md").read_text()
+    assert not (tmp_path / "runs").exists()
+    missing = fedbilevel("reproduce", "primaldual-fig2", "--judge", "--to", ".", cwd=tmp_path)
+    assert missing.returncode == 2
+    assert "does not hold the curves of primaldual-fig2" in missing.stderr
+
+
 def test_a_condition_may_have_fewer_seeds() -> None:
     made = reproduction.read("fedbioacc-fig4")
     assert {panel.title: len(made.seeds_of(panel, made.methods[-1])) for panel in made.panels} == {

@@ -55,8 +55,9 @@ class Judge:
         return Judged(claim, holds, "; ".join(numbers))
 
     def value(self, panel: Panel, label: str, column: Column, claim: Claim) -> float:
-        """The mean over the seeds that all methods of the claim have under this condition."""
-        ran = [{c.seed for c in self.done.of(panel, self.method(each))} for each in claim.methods]
+        """The mean over the seeds that all have which are compared: methods under a condition, or conditions, too."""
+        panels = self.panels(claim) if claim.kind in ("best", "spread", "trend") else [panel]
+        ran = [{c.seed for c in self.done.of(p, self.method(each))} for p in panels for each in claim.methods]
         common = set.intersection(*(seeds for seeds in ran if seeds)) if any(ran) else set()
         return self.done.value(panel, self.method(label), column, claim.over, common)[0]
 
@@ -84,6 +85,9 @@ class Judge:
             return all(sign * (a - b) > claim.points for a, b in itertools.pairwise(values))  # never with NaN
 
         return self._everywhere(claim, in_order)
+
+    def ahead(self, claim: Claim) -> tuple[bool, list[str]]:
+        return self._everywhere(claim, lambda v, sign: all(sign * (v[0] - other) > claim.points for other in v[1:]))
 
     def level(self, claim: Claim) -> tuple[bool, list[str]]:
         return self._everywhere(claim, lambda values, _: all(abs(v - values[0]) <= claim.points for v in values))
@@ -129,7 +133,8 @@ class Judge:
         spreads = {}
         for label in claim.methods:
             values = [self.value(panel, label, column, claim) for panel in self.panels(claim)]
-            spreads[label] = math.nan if any(map(math.isnan, values)) else max(values) - min(values)
+            # A method that diverges under some condition varies most.
+            spreads[label] = math.inf if any(map(math.isnan, values)) else max(values) - min(values)
         first, *others = spreads.values()
         return all(first < other for other in others), [f"{k} {column.shown(v)}" for k, v in spreads.items()]
 

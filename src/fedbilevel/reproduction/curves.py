@@ -44,8 +44,9 @@ class Reproduced:
 
     @cached_property
     def minutes(self) -> float:
-        """Of all runs that came to their end, without compiling; NaN if this is not known."""
-        return sum(float(c.history[-1].get("seconds", math.nan)) for c in self.curves if c.done) / 60
+        """Of all runs that came to their end, without compiling."""
+        known = sum(float(c.history[-1]["seconds"]) for c in self.curves if c.done) / 60
+        return self.reproduction.minutes if math.isnan(known) else known
 
     def value(
         self, panel: Panel, method: Method, column: Column, over: str = "end", seeds: Container[int] | None = None

@@ -82,7 +82,7 @@ class Method:
         return f"{self.label} ({PARAMETERS[self.parameters]})"
 
 
-KINDS = ("near", "order", "level", "bound", "best", "spread", "trend")
+KINDS = ("near", "order", "ahead", "level", "bound", "best", "spread", "trend")
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,7 @@ class Claim:
 
     - "near": ours is within ``points``, or the paper's standard deviation, of the paper's number;
     - "order": ``methods`` are in this order, the best first, by at least ``points``;
+    - "ahead": the first of ``methods`` is better than each of the others, by at least ``points``;
     - "level": all ``methods`` are within ``points`` of the first one, to either side;
     - "bound": ``methods`` are at ``least`` or at ``most`` this;
     - "best": over the panels, ``methods`` are best under the first one;
@@ -100,7 +101,7 @@ class Claim:
     - "trend": from panel to panel, the first method minus the second (or the first alone) is "rising" or "falling".
 
     ``over`` = "rounds" takes the mean over all rounds instead of a column's moment: who is ahead on the way. Methods
-    are compared by the seeds that all of them have, and nothing is said to be better than what diverged. A claim that
+    are compared by the seeds that all of them have, and none is said to be better than one that diverged. A claim that
     is ``ours`` is a question of our own: it is answered, and does not enter the verdict.
     """
 
@@ -169,6 +170,7 @@ class Reproduction:
     panels: Sequence[Panel]
     methods: Sequence[Method]
     claims: Sequence[Claim]
+    minutes: float = math.nan  # of computing, where the curves do not say it
     first_seed: int = 0  # where parameters were tried out on the first ones
     differences: str = ""
     remarks: str = ""
