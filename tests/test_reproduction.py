@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -284,6 +285,27 @@ def test_a_search_has_the_same_budget_for_all_and_looks_at_another_seed(tmp_path
         assert experiment.settings["algorithm.lr_adjoint"] == 0.05
     with pytest.raises(fb.FedbilevelError, match="nothing to search"):
         reproduction.search(SMALL, tmp_path / "other")
+
+
+def test_a_search_on_a_grid_takes_the_mean_over_its_seeds(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    grid = {"lr_upper": [0.1, 0.03, 0.01]}
+    methods = [Method("FedBiO", "fedbio", "found", settings={"lr_lower": 0.2})]
+    made = replace(SMALL, methods=methods, search=Search(["half"], rounds=9, seed=50, seeds=3, grid=grid))
+    found = reproduction.search(made, tmp_path / "search")
+    losses: dict[float, list[float]] = {}
+    for seed in (50, 51, 52):
+        with (tmp_path / "search" / f"half-fedbio-seed{seed}" / "trials.csv").open() as file:
+            for row in csv.DictReader(file):
+                losses.setdefault(float(row["lr_upper"]), []).append(float(row["validation_loss"]))
+    assert {len(some) for some in losses.values()} == {3}
+    best = min(losses, key=lambda step: np.mean(losses[step]))
+    assert found.found == {("FedBiO", "half"): {"lr_upper": best}}
+    said = tomllib.loads((tmp_path / "search" / "found.toml").read_text())
+    assert said["found"][0]["loss"] == pytest.approx(np.mean(losses[best]))
+    assert said["search"] == {"trials": 3, "rounds": 9, "seed": 50, "seeds": 3, "grid": grid}
+    with pytest.raises(fb.FedbilevelError, match="only a search on a grid"):
+        check(replace(made, search=Search(["half"], trials=2, seeds=2)))
 
 
 def test_files_that_name_what_is_not_there_are_refused(tmp_path: Path) -> None:

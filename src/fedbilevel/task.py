@@ -99,7 +99,7 @@ class Task:
             sets them apart.
         metrics: ``metrics(x, y) -> {name: number}`` on the current solution, in the user's structure.
         choice: ``choice(x, y) -> number``, a loss on rows that neither level is trained on and that are no test:
-            tuning goes by it; by the upper loss if there is none.
+            tuning goes by it; by the upper loss if there is none. Where the objective is known, it may be that.
         name, options: how the task was made, for the records.
         references: runs to compare with.
         details: ``details(results) -> Details``, what the solution looks like; here and below ``results`` holds the

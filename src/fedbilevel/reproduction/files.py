@@ -126,13 +126,14 @@ class Search:
     ``ranges``, by parameter, which are the same for every method. ``fixed`` are parameters, by label, that are not
     searched for; ``rounds`` are those of the runs if 0; ``task`` are options for the search only, and ``kept_apart``
     is the share of the validation rows that settings are compared by, and nothing is trained on. With a ``grid``, all
-    its points are tried, and other parameters are as the task suggests them.
+    its points are tried, with as many ``seeds`` from ``seed`` on, and other parameters are as the task suggests them.
     """
 
     panels: Sequence[str] = ()
     trials: int = 0
     rounds: int = 0
     seed: int = 100
+    seeds: int = 1
     grid: Mapping[str, Sequence[float]] = field(default_factory=dict)
     ranges: Mapping[str, Sequence[float]] = field(default_factory=dict)  # the lowest and the highest
     start: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -149,7 +150,7 @@ class Search:
     @property
     def conditions(self) -> dict[str, Any]:
         """What is written beside what it found: with others, something else would have been."""
-        known = {"trials": self.budget, "rounds": self.rounds, "seed": self.seed}
+        known = {"trials": self.budget, "rounds": self.rounds, "seed": self.seed, "seeds": self.seeds}
         given = {"kept_apart": self.kept_apart, "grid": dict(self.grid), "ranges": dict(self.ranges)}
         return {**known, **{name: value for name, value in given.items() if value}}
 
@@ -279,8 +280,11 @@ def check(made: Reproduction) -> None:
         wrong = [title for title, values in method.paper.items() if len(values) != len(made.columns)]
         if unknown or wrong or method.parameters not in PARAMETERS:
             raise FedbilevelError(f"{made.id}: {method.title} names panels or columns that are not there.")
-    if made.search is not None and {*made.search.start, *made.search.fixed} - labels:
-        raise FedbilevelError(f"{made.id}: the search names methods that are not there.")
+    if made.search is not None:
+        if {*made.search.start, *made.search.fixed} - labels or {*made.search.panels} - panels:
+            raise FedbilevelError(f"{made.id}: the search names methods or panels that are not there.")
+        if made.search.seeds > 1 and not made.search.grid:
+            raise FedbilevelError(f"{made.id}: only a search on a grid can have several seeds.")
     for claim in made.claims:
         if {*claim.panels} - panels or {*claim.methods} - labels or claim.kind not in KINDS:
             raise FedbilevelError(f"{made.id}: the claim '{claim.words}' names what is not there.")

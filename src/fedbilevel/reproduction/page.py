@@ -123,10 +123,11 @@ def _searched(made: Reproduction, search: Search) -> str:
     begin = ", the first of them the printed one where there is one" if ranges else ""
     trials = f"{search.budget} trials{tried}{begin}{',' if begin else ''}"
     where = f"under {' and '.join(map(repr, search.panels))}, " if len(made.panels) > 1 else ""
+    seeds = f"seed {search.seed}" if search.seeds == 1 else f"seeds {search.seed} to {search.seed + search.seeds - 1}"
     share = f"the validation loss on {search.kept_apart:.0%} of the validation rows, which nothing was trained on"
     return (
         f"{trials} of {search.rounds or 'as many'} rounds for every method marked *found by search*, {where}"
-        f"seed {search.seed}, by {share if search.kept_apart else 'validation loss'}; what was found is in "
+        f"{seeds}, by {share if search.kept_apart else 'validation loss'}; what was found is in "
         f"`experiments/found/{made.id}.toml`."
     )
 

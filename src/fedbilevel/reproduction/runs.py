@@ -1,11 +1,12 @@
 """The runs of an experiment, and the searches for parameters before them."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tomli_w
 
 from fedbilevel import grid
@@ -15,7 +16,7 @@ from fedbilevel.grid import Place
 from fedbilevel.records import runs, write_atomically
 from fedbilevel.reproduction.curves import Curve, Reproduced
 from fedbilevel.reproduction.files import Method, Panel, Reproduction, Search, settings_of
-from fedbilevel.tuning import Tuning, tune
+from fedbilevel.tuning import Tuned, Tuning, tune
 
 
 def run(
@@ -98,8 +99,11 @@ def _search_one(made: Reproduction, asked: Search, method: Method, out: Path) ->
         experiment = replace(made, found={(method.label, panel.title): fixed}).experiment(panel, method, asked.seed)
         experiment = experiment.changed({f"task.{name}": value for name, value in asked.task.items()})
         experiment = experiment.changed({"rounds": asked.rounds}) if asked.rounds else experiment
+        name = _slug(f"{panel.title} {method.label}")
         if asked.grid:
-            tuning = Tuning.on_grid(experiment, asked.grid, asked.kept_apart)
+            seeds = range(asked.seed, asked.seed + asked.seeds)
+            tunings = [Tuning.on_grid(experiment.changed({"seed": n}), asked.grid, asked.kept_apart) for n in seeds]
+            tuned = [tune(tuning, out / f"{name}-seed{n}") for tuning, n in zip(tunings, seeds, strict=True)]
         else:
             start = {name: value for name, value in _start(made, asked, method, panel).items() if name not in fixed}
             tuning = Tuning(
@@ -110,13 +114,27 @@ def _search_one(made: Reproduction, asked: Search, method: Method, out: Path) ->
                 first=first,
                 kept_apart=asked.kept_apart,
             )
-        tuned = tune(tuning, out / _slug(f"{panel.title} {method.label}"))
-        settings = {name: plain(value) for name, value in tuned.best.settings.items()}
-        losses = {"loss": tuned.best.value, "first_loss": tuned.suggested.value}
-        which = {"method": method.label, "panel": panel.title, "trials": len(tuned.trials)}
-        found.append({**which, **losses, "settings": {**fixed, **settings}})
-        first = [*first, {name: getattr(value, "scale", value) for name, value in tuned.best.settings.items()}]
+            tuned = [tune(tuning, out / name)]
+        loss, settings = _best(tuned)
+        which = {"method": method.label, "panel": panel.title, "trials": len(tuned[0].trials)}
+        losses = {"loss": loss, "first_loss": float(np.mean([each.suggested.value for each in tuned]))}
+        shown = {name: plain(value) for name, value in settings.items()}
+        found.append({**which, **losses, "settings": {**fixed, **shown}})
+        first = [*first, {name: getattr(value, "scale", value) for name, value in settings.items()}]
     return found
+
+
+def _best(tuned: Sequence[Tuned]) -> tuple[float, Mapping[str, Any]]:
+    """The least mean loss over seeds, of settings that came to their end with all of them."""
+    losses: dict[str, list[float]] = {}
+    settings = {str(trial.settings): trial.settings for each in tuned for trial in each.trials}
+    for trial in (trial for each in tuned for trial in each.trials if trial.state == "complete"):
+        losses.setdefault(str(trial.settings), []).append(trial.value)
+    means = {point: float(np.mean(values)) for point, values in losses.items() if len(values) >= len(tuned)}
+    if not means:
+        raise FedbilevelError("no setting came to its end with every seed.")
+    best = min(means, key=means.__getitem__)
+    return means[best], settings[best]
 
 
 def _start(made: Reproduction, asked: Search, method: Method, panel: Panel) -> dict[str, float]:
