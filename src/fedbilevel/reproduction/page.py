@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -138,7 +139,9 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _draw(done: Reproduced) -> Figure:
-    """A row for every metric, a column for every condition; bands are one standard deviation to each side."""
+    """A row for every metric, a column for every condition; bands are one standard deviation to each side, where there
+    is room for them.
+    """
     made = done.reproduction
     metrics = list(made.curves) or [made.columns[-1].metric]
     columns = min(4, len(made.panels))
@@ -151,6 +154,7 @@ def _draw(done: Reproduced) -> Figure:
     for number, (metric, panel) in enumerate(((metric, panel) for metric in metrics for panel in made.panels), 1):
         axes = figure.add_subplot(down, columns, number)
         settled: list[float] = []
+        bands: list[tuple[np.ndarray, np.ndarray, np.ndarray, str]] = []
         for method in made.methods:
             histories = [curve.history for curve in done.of(panel, method) if curve.done]
             if not histories:
@@ -159,7 +163,7 @@ def _draw(done: Reproduced) -> Figure:
             across, _ = band(histories, made.against)
             colour = f"C{labels.index(method.label) % 10}"
             (line,) = axes.plot(across, mean, lines[method.parameters], color=colour, linewidth=1.4)
-            axes.fill_between(across, mean - deviation, mean + deviation, alpha=0.15, linewidth=0, color=colour)
+            bands.append((across, mean, deviation, colour))
             shown.setdefault(method.title, line)
             settled += [value for value, at in zip(mean, across, strict=True) if at >= 0.1 * across[-1]]
         known = [value for value in settled if math.isfinite(value)]
@@ -168,6 +172,11 @@ def _draw(done: Reproduced) -> Figure:
         elif known:  # the first steps would hide the differences that matter
             margin = 0.08 * (max(known) - min(known)) or 0.1
             axes.set_ylim(min(known) - margin, max(known) + margin)
+        low, high = axes.get_ylim()
+        for across, mean, deviation, colour in bands:
+            if np.median(deviation) < high - low:  # one that fills the picture says nothing
+                axes.fill_between(across, mean - deviation, mean + deviation, alpha=0.15, linewidth=0, color=colour)
+        axes.set_ylim(low, high)
         axes.set_title(panel.title, fontsize=9)
         axes.set_xlabel({"round": "rounds"}.get(made.against, made.against))
         axes.set_ylabel(metric)
