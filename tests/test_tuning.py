@@ -138,6 +138,9 @@ def test_a_grid_is_tried_at_every_point_to_its_end(tmp_path: Path) -> None:
     grid = {"lr_upper": [0.1, 0.001], "lr_lower": [0.05, 0.5]}
     experiment = Experiment("quadratic", "mefbo", rounds=18, settings=QUICK)  # whose steps are schedules
     tuned = tune(Tuning.on_grid(experiment, grid), tmp_path / "t")
+    whole = tune(replace(ask(9), prune=False), tmp_path / "all")  # without a grid, too; some would be given up else
+    assert {trial.state for trial in whole.trials} == {"complete"}
+    assert "pruned" in {trial.state for trial in tune(ask(9), tmp_path / "some").trials}
     points = [(trial.settings["lr_upper"].scale, trial.settings["lr_lower"].scale) for trial in tuned.trials]
     assert sorted(points) == [(0.001, 0.05), (0.001, 0.5), (0.1, 0.05), (0.1, 0.5)]
     assert all(set(trial.settings) == set(grid) for trial in tuned.trials)

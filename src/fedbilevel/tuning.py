@@ -5,9 +5,9 @@ trained on, or else the upper loss, on all validation rows or on those that were
 follows the upper loss, too (MeFBO, F2SA, the primal-dual method), fit the rows they see; only rows kept apart tell
 whether their settings are good. Test data and the task's metrics are never looked at.
 Settings are proposed by a tree-structured Parzen estimator, and those that are behind after a ninth or a third of the
-rounds are given up (successive halving). The first trial is what the task suggests, and is never given up. Or all
-points of a grid are tried, each to its end. All settings share one compiled program, since step sizes are its arguments
-(see ``engines/sweep.py``).
+rounds are given up (successive halving), unless all shall go to their end. The first trial is what the task suggests,
+and is never given up. Or all points of a grid are tried, each to its end. All settings share one compiled program,
+since step sizes are its arguments (see ``engines/sweep.py``).
 
 The folder holds ``study.db``, the memory of the search: after an interruption, the same command goes on.
 """
@@ -69,8 +69,9 @@ class Tuning:
     as text; ``ranges`` are other lowest and highest values than the suggested ones, ``start`` is another first trial
     than the suggested setting, and ``first`` are settings to try after it, for instance what was found under another
     condition. What the settings of the experiment fix stays fixed. ``kept_apart`` is the share of the validation rows
-    that nothing is trained on, and that settings are compared by. With a ``grid``, numbers by hyper-parameter, all its
-    points are tried and nothing else, each to its end.
+    that nothing is trained on, and that settings are compared by. Without ``prune``, every trial goes to its end: what
+    is ahead early may diverge late, so that those given up for it would have been better. With a ``grid``, numbers by
+    hyper-parameter, all its points are tried and nothing else, each to its end.
     """
 
     experiment: Experiment
@@ -81,12 +82,13 @@ class Tuning:
     first: Sequence[Mapping[str, Any]] = ()
     grid: Mapping[str, Sequence[float]] = field(default_factory=dict)
     kept_apart: float = 0.0
+    prune: bool = True
 
     @classmethod
     def on_grid(cls, experiment: Experiment, grid: Mapping[str, Sequence[float]], kept_apart: float = 0.0) -> "Tuning":
         """Every point of a grid, once."""
         points = [dict(zip(grid, point, strict=True)) for point in itertools.product(*grid.values())]
-        return cls(experiment, len(points), first=points[1:], grid=grid, kept_apart=kept_apart)
+        return cls(experiment, len(points), first=points[1:], grid=grid, kept_apart=kept_apart, prune=False)
 
 
 @dataclass(frozen=True)
@@ -251,11 +253,11 @@ def _study(tuning: Tuning, built: Built, space: Space, out: Path | None) -> tupl
             storage=f"sqlite:///{folder / 'study.db'}",
             study_name="tuning",
             load_if_exists=True,
-            pruner=optuna.pruners.NopPruner()
-            if tuning.grid
-            else optuna.pruners.SuccessiveHalvingPruner(
+            pruner=optuna.pruners.SuccessiveHalvingPruner(
                 min_resource=_test_every(experiment.rounds or built.task.rounds), reduction_factor=REDUCTION
-            ),
+            )
+            if tuning.prune
+            else optuna.pruners.NopPruner(),
         )
     except Exception as error:
         raise FedbilevelError(
@@ -264,7 +266,7 @@ def _study(tuning: Tuning, built: Built, space: Space, out: Path | None) -> tupl
     options = {k: str(v) for k, v in built.task.options.items()}
     # What was asked for, however it was written.
     run = {name: str(getattr(experiment, name)) for name in ("task", "algorithm", "rounds", "seed", "sample")}
-    asked = json.dumps([run, options, repr(built.algorithm), repr(space), tuning.kept_apart])
+    asked = json.dumps([run, options, repr(built.algorithm), repr(space), tuning.kept_apart, tuning.prune])
     if study.user_attrs.get("asked", asked) != asked:
         raise FedbilevelError(
             f"the folder {folder} holds another search (task, algorithm, rounds, seed or settings differ): "

@@ -121,12 +121,15 @@ class Claim:
 @dataclass(frozen=True)
 class Search:
     """How parameters are looked for: the same number of trials for every method, by validation loss, on a seed that is
-    not among those reported. ``panels`` are the conditions it is done under; the others take what the first of them
-    gave. It begins with the printed parameters of a method, or what ``start`` has for its label, and goes over
-    ``ranges``, by parameter, which are the same for every method. ``fixed`` are parameters, by label, that are not
-    searched for; ``rounds`` are those of the runs if 0; ``task`` are options for the search only, and ``kept_apart``
-    is the share of the validation rows that settings are compared by, and nothing is trained on. With a ``grid``, all
-    its points are tried, with as many ``seeds`` from ``seed`` on, and other parameters are as the task suggests them.
+    not among those reported.
+
+    ``panels`` are the conditions it is done under; the others take what the first of them gave. It begins with the
+    printed parameters of a method, or what ``start`` has for its label, and goes over ``ranges``, by parameter, which
+    are the same for every method. ``fixed`` are parameters, by label, that are not searched for; ``rounds`` are those
+    of the runs if 0; with ``prune``, trials that are behind are given up; ``task`` are options for the search only, and
+    ``kept_apart`` is the share of the validation rows that settings are compared by, and nothing is trained on. With a
+    ``grid``, all its points are tried, with as many ``seeds`` from ``seed`` on, and other parameters are as the task
+    suggests them.
     """
 
     panels: Sequence[str] = ()
@@ -140,6 +143,7 @@ class Search:
     fixed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     task: Mapping[str, Any] = field(default_factory=dict)
     kept_apart: float = 0.0
+    prune: bool = True
     found: str = ""  # the experiment whose search is used, if it is another one's
 
     @property
@@ -152,7 +156,8 @@ class Search:
         """What is written beside what it found: with others, something else would have been."""
         known = {"trials": self.budget, "rounds": self.rounds, "seed": self.seed, "seeds": self.seeds}
         given = {"kept_apart": self.kept_apart, "grid": dict(self.grid), "ranges": dict(self.ranges)}
-        return {**known, **{name: value for name, value in given.items() if value}}
+        pruned = {} if self.prune else {"prune": False}
+        return {**known, **pruned, **{name: value for name, value in given.items() if value}}
 
 
 @dataclass(frozen=True)

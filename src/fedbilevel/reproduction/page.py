@@ -122,6 +122,7 @@ def _searched(made: Reproduction, search: Search) -> str:
     ranges = "; ".join(f"{name} from {low:g} to {high:g}" for name, (low, high) in search.ranges.items())
     tried = f" ({grid or ranges})" if grid or ranges else ""
     begin = ", the first of them the printed one where there is one" if ranges else ""
+    begin += "" if search.prune or grid else ", each to its end"
     trials = f"{search.budget} trials{tried}{begin}{',' if begin else ''}"
     where = f"under {' and '.join(map(repr, search.panels))}, " if len(made.panels) > 1 else ""
     seeds = f"seed {search.seed}" if search.seeds == 1 else f"seeds {search.seed} to {search.seed + search.seeds - 1}"

@@ -113,6 +113,7 @@ def _search_one(made: Reproduction, asked: Search, method: Method, out: Path) ->
                 start=start,
                 first=first,
                 kept_apart=asked.kept_apart,
+                prune=asked.prune,
             )
             tuned = [tune(tuning, out / name)]
         loss, settings = _best(tuned)
