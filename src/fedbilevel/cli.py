@@ -331,7 +331,7 @@ def _show_tuned(tuned: tuning.Tuned) -> None:
 def reproduce(
     id: Annotated[str | None, typer.Argument(help="Which one, see --list.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the experiments of the papers.")] = False,
-    seeds: Annotated[int | None, typer.Option(help="How many seeds, from 0; default: as in its file.", min=1)] = None,
+    seeds: Annotated[int | None, typer.Option(help="How many seeds; default: as in its file.", min=1)] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A smoke run: few rounds, one seed, small data.")] = False,
     search: Annotated[
         bool, typer.Option("--search", help="Search for parameters first, as its file says (needs Optuna).")
@@ -345,7 +345,9 @@ def reproduce(
     ] = None,
     to: Annotated[
         Path | None,
-        typer.Option(help="Folder for the page, the picture and the curves; default: reproduction/, or of the runs."),
+        typer.Option(
+            help="For page, picture and curves; default: reproduction/, or that of the runs with --quick or --seeds."
+        ),
     ] = None,
 ) -> None:
     """Run an experiment of a paper again: its numbers beside ours, and whether its claims hold."""
@@ -356,18 +358,24 @@ def reproduce(
             table.add_row(name, made.title, made.where, str(made.seeds))
         console.print(table)
         return
+    chosen = [name for name, given in {"--judge": judge, "--quick": quick, "--search": search}.items() if given]
+    if len(chosen) > 1 or (seeds and (judge or quick)):
+        raise FedbilevelError(f"{' and '.join([*chosen, *(['--seeds'] if seeds else [])])} do not go together.")
     made = reproduction.read(id)
     if quick:
         made = made.shortened()
     elif seeds is not None:
         made = replace(made, seeds=seeds)
-    words = [f"fedbilevel reproduce {id}", *(["--quick"] if quick else []), *([f"--seeds {seeds}"] if seeds else [])]
+        reproduction.check(made)
+    words = [f"fedbilevel reproduce {id}", *([f"--seeds {seeds}"] if seeds else [])]
     if judge:
         pages = to or Path("reproduction")
         done = reproduction.read_curves(made, pages / f"{id}.csv")
         _show_reproduced(done)
-        console.print(f"Written: {reproduction.write(done, pages, words[0])}", soft_wrap=True, highlight=False)
+        written = reproduction.write(done, pages, words[0], keep=False)
+        console.print(f"Written: {written}", soft_wrap=True, highlight=False)
         return
+    words += chosen
     folder = out if out is not None and out.is_dir() else experiments.new_folder(f"reproduce-{id}", out)
     with _ending_well("The same command with the same --out goes on."):
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -375,11 +383,12 @@ def reproduce(
             bar = bars.add_task("searching" if search else "runs", total=None)
             show = lambda done, members: bars.update(bar, total=members, completed=done)
             if search:
-                made = reproduction.search(made, folder / "search", show)
+                made = reproduction.search(made, folder / "search", show, jobs)
                 bars.update(bar, description="runs")
             done = reproduction.run(made, folder, show, jobs)
     _show_reproduced(done)
-    written = reproduction.write(done, to or (folder if quick else Path("reproduction")), " ".join(words))
+    pages = to or (folder if quick or seeds else Path("reproduction"))  # the kept ones are of all seeds
+    written = reproduction.write(done, pages, " ".join(words))
     console.print(f"Written: {written}; the runs are in {folder}", soft_wrap=True, highlight=False)
 
 

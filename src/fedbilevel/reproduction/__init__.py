@@ -9,13 +9,14 @@ file alone, verdict included, so that nobody words it.
 from fedbilevel.reproduction.claims import judged, verdict
 from fedbilevel.reproduction.curves import Reproduced
 from fedbilevel.reproduction.curves import read as read_curves
-from fedbilevel.reproduction.files import PARAMETERS, known, read
+from fedbilevel.reproduction.files import PARAMETERS, check, known, read
 from fedbilevel.reproduction.page import table, write
 from fedbilevel.reproduction.runs import run, search
 
 __all__ = [
     "PARAMETERS",
     "Reproduced",
+    "check",
     "judged",
     "known",
     "read",

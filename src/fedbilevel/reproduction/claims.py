@@ -3,13 +3,16 @@
 import itertools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from fedbilevel.reproduction.curves import Reproduced
+from fedbilevel.reproduction.curves import Reproduced, ending
 from fedbilevel.reproduction.files import PARAMETERS, Claim, Column, Method, Panel
+
+ACROSS = ("best", "spread", "trend", "approach")
+"""Kinds of claims that compare conditions."""
 
 
 @dataclass(frozen=True)
@@ -54,66 +57,81 @@ class Judge:
         holds, numbers = getattr(self, claim.kind)(claim)
         return Judged(claim, holds, "; ".join(numbers))
 
-    def value(self, panel: Panel, label: str, column: Column, claim: Claim) -> float:
-        """The mean over the seeds that all have which are compared: methods under a condition, or conditions, too."""
-        panels = self.panels(claim) if claim.kind in ("best", "spread", "trend") else [panel]
+    def values(self, panel: Panel, label: str, column: Column, claim: Claim) -> np.ndarray:
+        """One number for each seed that all have which are compared: methods under a condition, or conditions, too.
+        NaN where a run did not come to its end, also if its seed is not one of these.
+        """
+        panels = self.panels(claim) if claim.kind in ACROSS else [panel]
         ran = [{c.seed for c in self.done.of(p, self.method(each))} for p in panels for each in claim.methods]
         common = set.intersection(*(seeds for seeds in ran if seeds)) if any(ran) else set()
-        return self.done.value(panel, self.method(label), column, claim.over, common)[0]
+        return self.done.values(panel, self.method(label), column, claim.over, common)
 
     def shown(self, panel: Panel, label: str, column: Column, value: float) -> str:
-        return f"{label} {column.shown(value) if self.done.of(panel, self.method(label)) else 'not run'}"
+        """A mean, or why there is none."""
+        ended = ending(self.done.of(panel, self.method(label)))
+        return ended.split(" in ")[0] if ended else column.shown(value)
 
     def near(self, claim: Claim) -> tuple[bool, list[str]]:
         far, all_ = [], 0
         for panel in self.panels(claim):
             for label in claim.methods:
-                printed = self.method(label).paper.get(panel.title, ())
+                printed = self.done.reproduction.printed_of(label).get(panel.title, ())
                 for column, text in zip(self.done.reproduction.columns, printed, strict=False):
                     if column not in self.columns(claim) or not text:
                         continue
                     paper, deviation = _number(text)
-                    ours = self.value(panel, label, column, claim)
+                    ours = float(self.values(panel, label, column, claim).mean())
                     all_ += 1
                     if not abs(ours - paper) <= max(claim.points, deviation):
-                        numbers = f"{column.shown(ours)} against {column.shown(paper)}"
+                        numbers = f"{self.shown(panel, label, column, ours)} against {column.shown(paper)}"
                         far.append(f"{_at(panel)}{label}, {column.title}: {numbers}")
-        return not far, [f"{all_ - len(far)} of {all_} are{', not ' if far else ''}{far[0] if far else ''}", *far[1:]]
+        words = f"{all_ - len(far)} of {all_} are"
+        return all_ > 0 and not far, [f"{words}; not: {far[0]}", *far[1:]] if far else [words]
 
     def order(self, claim: Claim) -> tuple[bool, list[str]]:
-        def in_order(values: Sequence[float], sign: int) -> bool:
-            return all(sign * (a - b) > claim.points for a, b in itertools.pairwise(values))  # never with NaN
-
-        return self._everywhere(claim, in_order)
+        return self._compared(claim, lambda count: itertools.pairwise(range(count)))
 
     def ahead(self, claim: Claim) -> tuple[bool, list[str]]:
-        return self._everywhere(claim, lambda v, sign: all(sign * (v[0] - other) > claim.points for other in v[1:]))
+        return self._compared(claim, lambda count: ((0, other) for other in range(1, count)))
 
-    def level(self, claim: Claim) -> tuple[bool, list[str]]:
-        return self._everywhere(claim, lambda values, _: all(abs(v - values[0]) <= claim.points for v in values))
-
-    def _everywhere(self, claim: Claim, seen: Callable[[Sequence[float], int], bool]) -> tuple[bool, list[str]]:
-        """Whether something is seen of the methods' values under each condition."""
+    def _compared(self, claim: Claim, pairs: Callable[[int], Iterable[tuple[int, int]]]) -> tuple[bool, list[str]]:
+        """Whether, under every condition, the first of each pair of methods is better than the second."""
         holds, numbers = True, []
         (column,) = self.columns(claim)
         for panel in self.panels(claim):
-            values = [self.value(panel, label, column, claim) for label in claim.methods]
-            here = seen(values, column.sign)
+            values = [self.values(panel, label, column, claim) for label in claim.methods]
+            better = [column.sign * (values[a] - values[b]) for a, b in pairs(len(values))]
+            here = all(_positive(difference - claim.points) for difference in better)
+            seeds = min(int(np.sum(difference > claim.points)) for difference in better)
+            count = len(better[0])
+            note = " (no)" if not here else f" (in {seeds} of {count} seeds)" if seeds < count else ""
+            numbers.append(f"{_at(panel)}{self._listed(panel, claim, column, values)}{note}")
             holds &= here
-            pairs = zip(claim.methods, values, strict=True)
-            shown = ", ".join(self.shown(panel, label, column, value) for label, value in pairs)
-            numbers.append(f"{_at(panel)}{shown}{'' if here else ' (no)'}")
+        return holds, numbers
+
+    def _listed(self, panel: Panel, claim: Claim, column: Column, values: Sequence[np.ndarray]) -> str:
+        pairs = zip(claim.methods, values, strict=True)
+        return ", ".join(f"{label} {self.shown(panel, label, column, some.mean())}" for label, some in pairs)
+
+    def level(self, claim: Claim) -> tuple[bool, list[str]]:
+        holds, numbers = True, []
+        (column,) = self.columns(claim)
+        for panel in self.panels(claim):
+            values = [self.values(panel, label, column, claim) for label in claim.methods]
+            here = all(abs(some.mean() - values[0].mean()) <= claim.points for some in values)
+            numbers.append(f"{_at(panel)}{self._listed(panel, claim, column, values)}{'' if here else ' (no)'}")
+            holds &= here
         return holds, numbers
 
     def best(self, claim: Claim) -> tuple[bool, list[str]]:
         (column,) = self.columns(claim)
         holds, numbers = True, []
         for label in claim.methods:
-            first, *others = (self.value(panel, label, column, claim) for panel in self.panels(claim))
-            holds &= all(column.sign * (first - other) > 0 for other in others)
-            panels = [panel.title for panel in self.panels(claim)]
-            shown = [f"{at}: {column.shown(v)}" for at, v in zip(panels, [first, *others], strict=True)]
-            numbers.append(f"{label} {', '.join(shown)}")
+            values = [self.values(panel, label, column, claim) for panel in self.panels(claim)]
+            holds &= all(_positive(column.sign * (values[0] - other)) for other in values[1:])
+            pairs = zip(self.panels(claim), values, strict=True)
+            shown = (f"{_at(panel)}{self.shown(panel, label, column, some.mean())}" for panel, some in pairs)
+            numbers.append(f"{label}, {', '.join(shown)}")
         return holds, numbers
 
     def bound(self, claim: Claim) -> tuple[bool, list[str]]:
@@ -123,30 +141,44 @@ class Judge:
         high = math.inf if claim.most is None else claim.most
         for panel in self.panels(claim):
             for label in claim.methods:
-                value = self.value(panel, label, column, claim)
+                value = float(self.values(panel, label, column, claim).mean())
                 holds &= low <= value <= high
-                numbers.append(f"{_at(panel)}{self.shown(panel, label, column, value)}")
+                numbers.append(f"{_at(panel)}{label} {self.shown(panel, label, column, value)}")
         return holds, numbers
 
     def spread(self, claim: Claim) -> tuple[bool, list[str]]:
         (column,) = self.columns(claim)
-        spreads = {}
+        spreads, numbers = [], []
         for label in claim.methods:
-            values = [self.value(panel, label, column, claim) for panel in self.panels(claim)]
-            # A method that diverges under some condition varies most.
-            spreads[label] = math.inf if any(map(math.isnan, values)) else max(values) - min(values)
-        first, *others = spreads.values()
-        return all(first < other for other in others), [f"{k} {column.shown(v)}" for k, v in spreads.items()]
+            values = [float(self.values(panel, label, column, claim).mean()) for panel in self.panels(claim)]
+            ran = all(self.done.of(panel, self.method(label)) for panel in self.panels(claim))
+            diverges = ran and any(map(math.isnan, values))  # then it varies most; without runs nothing is known
+            spreads.append(math.inf if diverges else max(values) - min(values) if ran else math.nan)
+            numbers.append(f"{label} {'diverges' if diverges else column.shown(spreads[-1]) if ran else 'not run'}")
+        return all(spreads[0] < other for other in spreads[1:]), numbers
 
     def trend(self, claim: Claim) -> tuple[bool, list[str]]:
+        return self._along(claim, self._differences(claim), 1 if claim.direction == "rising" else -1)
+
+    def approach(self, claim: Claim) -> tuple[bool, list[str]]:
+        return self._along(claim, np.abs(self._differences(claim)), -1)
+
+    def _differences(self, claim: Claim) -> np.ndarray:
+        """The first method minus the second, or the first alone, for every condition."""
         (column,) = self.columns(claim)
-        values = []
-        for panel in self.panels(claim):
-            first, *second = (self.value(panel, label, column, claim) for label in claim.methods)
-            values.append(first - (second[0] if second else 0.0))
-        steps = np.diff(values) * (1 if claim.direction == "rising" else -1)
-        shown = [f"{_at(p)}{column.shown(v)}" for p, v in zip(self.panels(claim), values, strict=True)]
-        return bool(np.all(steps > 0)), shown
+        means = [[self.values(p, label, column, claim).mean() for label in claim.methods] for p in self.panels(claim)]
+        return np.array([first - (second[0] if second else 0.0) for first, *second in means])
+
+    def _along(self, claim: Claim, values: np.ndarray, sign: int) -> tuple[bool, list[str]]:
+        (column,) = self.columns(claim)
+        pairs = zip(self.panels(claim), values, strict=True)
+        shown = [f"{_at(panel)}{column.shown(value) if math.isfinite(value) else 'unknown'}" for panel, value in pairs]
+        return bool(np.all(np.diff(values) * sign > 0)), shown
+
+
+def _positive(differences: np.ndarray) -> bool:
+    """Whether numbers, one for each seed, are positive in the mean and for most seeds; never with NaN."""
+    return bool(differences.mean() > 0 and np.mean(differences > 0) > 0.5)
 
 
 def _at(panel: Panel) -> str:
@@ -170,5 +202,6 @@ def verdict(done: Reproduced) -> str:
         if kind != "printed" and all(each.holds for each in claims):
             printed = "" if "printed" in by else "; the paper prints none"
             return f"reproduced with other parameters ({PARAMETERS[kind]}{printed})"
-    best = max(by.values(), key=lambda claims: sum(each.holds for each in claims))
-    return f"not reproduced ({sum(each.holds for each in best)} of {len(best)} claims hold)"
+    held = {kind: sum(each.holds for each in claims) for kind, claims in by.items()}
+    best = max(held, key=held.__getitem__)
+    return f"not reproduced ({held[best]} of {len(by[best])} claims hold, parameters: {PARAMETERS[best]})"

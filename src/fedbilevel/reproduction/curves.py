@@ -1,7 +1,9 @@
 """The curves that an experiment leaves: what its page and its verdict are made from, in memory and as a table."""
 
 import csv
+import io
 import math
+import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedbilevel.errors import FedbilevelError
+from fedbilevel.records import write_atomically
 from fedbilevel.reproduction.files import Column, Method, Panel, Reproduction
 
 _RUN = ("condition", "method", "parameters", "seed", "failure")
@@ -48,18 +51,31 @@ class Reproduced:
         known = sum(float(c.history[-1]["seconds"]) for c in self.curves if c.done) / 60
         return self.reproduction.minutes if math.isnan(known) else known
 
-    def value(
+    def values(
         self, panel: Panel, method: Method, column: Column, over: str = "end", seeds: Container[int] | None = None
-    ) -> tuple[float, float]:
-        """Mean and standard deviation over seeds, or some of them; NaN where a run did not come to its end."""
-        curves = [c for c in self.of(panel, method) if seeds is None or c.seed in seeds]
-        if not curves or not all(c.done for c in curves):
-            return math.nan, math.nan
+    ) -> np.ndarray:
+        """One number for each seed, or some of them: at the column's moment, or the mean over all rounds but the
+        start. NaN if a run did not come to its end, whatever its seed.
+        """
+        curves = sorted(self.of(panel, method), key=lambda curve: curve.seed)
+        some = [c for c in curves if seeds is None or c.seed in seeds]
+        if not some or not all(c.done for c in curves):
+            return np.full(max(1, len(some)), math.nan)
         if over == "rounds":
-            values = [column.scale * float(np.mean([row[column.metric] for row in c.history])) for c in curves]
-        else:
-            values = [column.of(c.history) for c in curves]
-        return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+            rows = [[row[column.metric] for row in c.history if row["round"] > 0] for c in some]
+            return column.scale * np.array([np.mean(values) for values in rows])
+        return np.array([column.of(c.history) for c in some])
+
+
+def ending(curves: Sequence[Curve]) -> str:
+    """Why there is no number, "" if all came to their end."""
+    if not curves:
+        return "not run"
+    failed = [curve.failure for curve in curves if not curve.done]
+    rounds = [int(found[1]) for failure in failed if (found := re.search(r"round (\d+)", failure))]
+    if not rounds:
+        return f"did not finish in {len(failed)} of {len(curves)} seeds" if failed else ""
+    return f"diverged in {len(failed)} of {len(curves)} seeds, from round {min(rounds)} on"
 
 
 def _metrics(made: Reproduction) -> list[str]:
@@ -69,16 +85,17 @@ def _metrics(made: Reproduction) -> list[str]:
 def write(done: Reproduced, path: Path) -> None:
     """Every row of every history, with the numbers that the experiment looks at."""
     metrics = _metrics(done.reproduction)
-    with path.open("w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow([*_RUN, *_ROW, *metrics])
-        for c in done.curves:
-            run = [c.panel.title, c.method.label, c.method.parameters, c.seed, c.failure]
-            if not c.history:  # it did not even start
-                rows.writerow(run)
-            for row in c.history:
-                values = [f"{row.get(metric, math.nan):.6g}" for metric in metrics]
-                rows.writerow([*run, *(f"{row[name]:.6g}" for name in _ROW), *values])
+    text = io.StringIO(newline="")
+    rows = csv.writer(text)
+    rows.writerow([*_RUN, *_ROW, *metrics])
+    for c in done.curves:
+        run = [c.panel.title, c.method.label, c.method.parameters, c.seed, c.failure]
+        if not c.history:  # it did not even start
+            rows.writerow(run)
+        for row in c.history:
+            values = [f"{row.get(metric, math.nan):.6g}" for metric in metrics]
+            rows.writerow([*run, *(f"{row[name]:.6g}" for name in _ROW), *values])
+    write_atomically(path, text.getvalue().encode())
 
 
 def read(made: Reproduction, path: Path) -> Reproduced:
@@ -88,10 +105,11 @@ def read(made: Reproduction, path: Path) -> Reproduced:
             rows = list(csv.DictReader(file))
         histories: dict[tuple[str, ...], list[dict[str, float]]] = {}
         for row in rows:
+            int(row["seed"])
             history = histories.setdefault(tuple(row[name] for name in _RUN), [])
             if row["round"]:
                 history.append({name: float(row[name]) for name in (*_ROW, *_metrics(made))})
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise FedbilevelError(f"{path} does not hold the curves of {made.id} ({error}).") from error
     cases: dict[tuple[str, ...], tuple[Panel, Method]] = {
         (p.title, m.label, m.parameters): (p, m) for p, m in made.cases()

@@ -3,7 +3,7 @@
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
 from typing import Any
 
@@ -47,7 +47,7 @@ class Column:
         return float(values[-1]) * self.scale
 
     def shown(self, value: float) -> str:
-        return f"{value:.{self.digits}f}" if math.isfinite(value) else "diverged"
+        return f"{value:.{self.digits}f}"
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Panel:
 @dataclass(frozen=True)
 class Method:
     """A row: an algorithm and its parameters. ``by_panel`` are those of one condition only, ``paper`` the printed
-    numbers by condition, one for each column.
+    numbers by condition, one for each column; one row of a label has them for all.
     """
 
     label: str
@@ -82,7 +82,7 @@ class Method:
         return f"{self.label} ({PARAMETERS[self.parameters]})"
 
 
-KINDS = ("near", "order", "ahead", "level", "bound", "best", "spread", "trend")
+KINDS = ("near", "order", "ahead", "level", "bound", "best", "spread", "trend", "approach")
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,13 @@ class Claim:
     - "bound": ``methods`` are at ``least`` or at ``most`` this;
     - "best": over the panels, ``methods`` are best under the first one;
     - "spread": over the panels, the first method varies least (largest minus smallest);
-    - "trend": from panel to panel, the first method minus the second (or the first alone) is "rising" or "falling".
+    - "trend": from panel to panel, the first method minus the second (or the first alone) is "rising" or "falling";
+    - "approach": from panel to panel, the first method comes closer to the second.
 
     ``over`` = "rounds" takes the mean over all rounds instead of a column's moment: who is ahead on the way. Methods
-    are compared by the seeds that all of them have, and none is said to be better than one that diverged. A claim that
-    is ``ours`` is a question of our own: it is answered, and does not enter the verdict.
+    are compared by the seeds that all of them have; to be better is to be so in the mean and for most seeds, and nobody
+    is said to be better than a method that diverged with any seed (but to vary less). A claim that is ``ours`` is a
+    question of our own: it is answered, and does not enter the verdict.
     """
 
     words: str
@@ -154,10 +156,9 @@ class Search:
     @property
     def conditions(self) -> dict[str, Any]:
         """What is written beside what it found: with others, something else would have been."""
-        known = {"trials": self.budget, "rounds": self.rounds, "seed": self.seed, "seeds": self.seeds}
-        given = {"kept_apart": self.kept_apart, "grid": dict(self.grid), "ranges": dict(self.ranges)}
-        pruned = {} if self.prune else {"prune": False}
-        return {**known, **pruned, **{name: value for name, value in given.items() if value}}
+        default = Search()
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in given.items() if value != getattr(default, name)}
 
 
 @dataclass(frozen=True)
@@ -191,6 +192,10 @@ class Reproduction:
     def printed(self) -> bool:
         """Whether the paper prints numbers."""
         return any(method.paper for method in self.methods)
+
+    def printed_of(self, label: str) -> Mapping[str, Sequence[str]]:
+        """The printed numbers of a method, by condition."""
+        return next((method.paper for method in self.methods if method.label == label and method.paper), {})
 
     def seeds_of(self, panel: Panel, method: Method) -> range:
         """The seeds of a row under a condition."""
@@ -226,6 +231,7 @@ class Reproduction:
         quick = dict(self.quick)
         rounds = int(quick.pop("rounds", 4))
         only = quick.pop("panels", None)
+        kept = self.panels[:only]
         run = {"rounds": rounds, "every": max(1, rounds // 2)}
         return replace(
             self,
@@ -233,8 +239,9 @@ class Reproduction:
             seeds=1,
             task={**self.task, **quick},
             run={**self.run, **run},
-            panels=[replace(p, run={k: v for k, v in p.run.items() if k not in run}) for p in self.panels][:only],
+            panels=[replace(p, run={k: v for k, v in p.run.items() if k not in run}) for p in self.panels if p in kept],
             methods=[replace(m, run={k: v for k, v in m.run.items() if k not in run}) for m in self.methods],
+            claims=[claim for claim in self.claims if {*claim.panels} <= {panel.title for panel in kept}],
         )
 
 
@@ -290,6 +297,10 @@ def check(made: Reproduction) -> None:
             raise FedbilevelError(f"{made.id}: the search names methods or panels that are not there.")
         if made.search.seeds > 1 and not made.search.grid:
             raise FedbilevelError(f"{made.id}: only a search on a grid can have several seeds.")
+        if made.seeds_of(made.panels[0], made.methods[0])[-1] >= made.search.seed:
+            raise FedbilevelError(f"{made.id}: the seeds from {made.search.seed} on are those of the search.")
+    if all(claim.ours for claim in made.claims):
+        raise FedbilevelError(f"{made.id} has no claim of the paper.")
     for claim in made.claims:
         if {*claim.panels} - panels or {*claim.methods} - labels or claim.kind not in KINDS:
             raise FedbilevelError(f"{made.id}: the claim '{claim.words}' names what is not there.")

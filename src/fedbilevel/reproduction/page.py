@@ -1,7 +1,6 @@
 """The page about an experiment: the paper's numbers beside ours, the claims, the curves."""
 
 import math
-import os
 import re
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -17,7 +16,7 @@ from fedbilevel.errors import FedbilevelError
 from fedbilevel.grid import band
 from fedbilevel.reproduction import curves
 from fedbilevel.reproduction.claims import judged, verdict
-from fedbilevel.reproduction.curves import Curve, Reproduced
+from fedbilevel.reproduction.curves import Reproduced, ending
 from fedbilevel.reproduction.files import PARAMETERS, Reproduction, Search, read
 
 
@@ -33,33 +32,24 @@ def table(done: Reproduced) -> list[list[str]]:
             if (panel, method) not in made.cases():
                 continue
             some, cells = done.of(panel, method), []
-            failed = [curve for curve in some if not curve.done]
+            printed = made.printed_of(method.label).get(panel.title)
             for number, column in enumerate(made.columns):
                 if made.printed:
-                    cells.append(method.paper[panel.title][number] if panel.title in method.paper else "-")
-                if failed:
-                    cells.append(_failures(failed, some))
-                else:
-                    mean, deviation = done.value(panel, method, column)
-                    cells.append(column.shown(mean) + (f" ± {column.shown(deviation)}" if len(some) > 1 else ""))
+                    cells.append(printed[number] if printed else "-")
+                values = done.values(panel, method, column)
+                deviation = f" ± {column.shown(values.std(ddof=1))}" if len(some) > 1 else ""
+                cells.append(ending(some) or column.shown(values.mean()) + deviation)
             rows.append([panel.title, method.title, str(len(some)), *cells])
     return rows
 
 
-def _failures(failed: Sequence[Curve], curves: Sequence[Curve]) -> str:
-    if not (found := re.search(r"round (\d+)", failed[0].failure)):
-        return "did not finish"
-    return (
-        f"diverged at round {found[1]}" if len(failed) == len(curves) else f"diverged ({len(failed)} of {len(curves)})"
-    )
-
-
-def write(done: Reproduced, folder: Path, command: str) -> Path:
-    """Write ``ID.md``, ``ID.png`` with the curves and ``ID.csv`` with every curve into a folder."""
+def write(done: Reproduced, folder: Path, command: str, keep: bool = True) -> Path:
+    """Write ``ID.md``, ``ID.png`` with the curves and, to ``keep`` them, ``ID.csv`` with every curve into a folder."""
     made = done.reproduction
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        curves.write(done, folder / f"{made.id}.csv")
+        if keep:
+            curves.write(done, folder / f"{made.id}.csv")
         _draw(done).savefig(folder / f"{made.id}.png", dpi=80)
         path = folder / f"{made.id}.md"
         path.write_text(_page(done, command))
@@ -98,6 +88,8 @@ def _page(done: Reproduced, command: str) -> str:
     for number, claim in enumerate(made.claims):
         cells = [f"**{'holds' if of[number].holds else 'does not hold'}**: {of[number].numbers}" for of in by.values()]
         lines.append(_line([claim.words, *cells]))
+    if made.search is not None and made.found:
+        lines += ["", "## Parameters that were found", "", *_found(made)]
     if made.remarks:
         lines += ["", "## Remarks", "", made.remarks.strip()]
     lines += ["", f"![curves]({made.id}.png)", "", f"Every curve of every seed: [{made.id}.csv]({made.id}.csv)", ""]
@@ -108,9 +100,7 @@ def _cost(done: Reproduced) -> str:
     """How long it took."""
     if math.isnan(done.minutes):
         return ""
-    cores = min(2, os.cpu_count() or 1)
-    waiting = f" (both are used, so about {done.minutes / cores:.0f} minutes of waiting)" if cores > 1 else ""
-    return f", {done.minutes:.0f} minutes of computing on {cores} cores{waiting}"
+    return f", {done.minutes:.0f} minutes of computing (all runs together, without compiling; runs go side by side)"
 
 
 def _searched(made: Reproduction, search: Search) -> str:
@@ -120,18 +110,38 @@ def _searched(made: Reproduction, search: Search) -> str:
         return f"that of {of.id}: " + (_searched(of, of.search) if of.search else "none")
     grid = "; ".join(f"{name} in {', '.join(map(str, values))}" for name, values in search.grid.items())
     ranges = "; ".join(f"{name} from {low:g} to {high:g}" for name, (low, high) in search.ranges.items())
-    tried = f" ({grid or ranges})" if grid or ranges else ""
-    begin = ", the first of them the printed one where there is one" if ranges else ""
-    begin += "" if search.prune or grid else ", each to its end"
-    trials = f"{search.budget} trials{tried}{begin}{',' if begin else ''}"
-    where = f"under {' and '.join(map(repr, search.panels))}, " if len(made.panels) > 1 else ""
-    seeds = f"seed {search.seed}" if search.seeds == 1 else f"seeds {search.seed} to {search.seed + search.seeds - 1}"
-    share = f"the validation loss on {search.kept_apart:.0%} of the validation rows, which nothing was trained on"
-    return (
-        f"{trials} of {search.rounds or 'as many'} rounds for every method marked *found by search*, {where}"
-        f"{seeds}, by {share if search.kept_apart else 'validation loss'}; what was found is in "
-        f"`experiments/found/{made.id}.toml`."
-    )
+    last = search.seed + search.seeds - 1
+    share = f"on {search.kept_apart:.0%} of the validation rows, which nothing was trained on"
+    parts = [
+        f"{search.budget} trials{f' ({grid or ranges})' if grid or ranges else ''}",
+        "the first of them the printed one where there is one" if ranges else "",
+        "" if search.prune or grid else "each to its end",
+        f"of {search.rounds} rounds" if search.rounds else "of as many rounds as the runs have",
+        "for every method marked *found by search*",
+        f"under {' and '.join(map(repr, search.panels))}" if search.panels and len(made.panels) > 1 else "",
+        f"seed {search.seed}" if search.seeds == 1 else f"seeds {search.seed} to {last}",
+        f"by validation loss {share}" if search.kept_apart else "by validation loss",
+    ]
+    return ", ".join(part for part in parts if part) + "."
+
+
+def _found(made: Reproduction) -> list[str]:
+    """What was found, as a table."""
+    used = {method.found_as or method.label for method in made.methods if method.parameters == "found"}
+    rows = [(*key, settings) for key, settings in made.found.items() if key[0] in used]
+    return [
+        _line(["method", "searched under", "parameters"]),
+        "|---|---|---|",
+        *(
+            _line([label, panel, ", ".join(f"{name} = {_short(value)}" for name, value in settings.items())])
+            for label, panel, settings in rows
+        ),
+    ]
+
+
+def _short(value: Any) -> str:
+    """A parameter with four digits."""
+    return re.sub(r"\d+\.\d+(e-?\d+)?", lambda number: f"{float(number[0]):.4g}", str(value))
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from fedbilevel import grid
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.experiment import plain
 from fedbilevel.grid import Place
-from fedbilevel.records import runs, write_atomically
+from fedbilevel.records import CONFIG, runs, write_atomically
 from fedbilevel.reproduction.curves import Curve, Reproduced
 from fedbilevel.reproduction.files import Method, Panel, Reproduction, Search, settings_of
 from fedbilevel.tuning import Tuned, Tuning, tune
@@ -34,7 +34,8 @@ def run(
             for seed in made.seeds_of(panel, method)
         ]
         some[0][0].experiment.build().check()  # refuses what is wrong before anything is run
-        _check_same(some[0][0])
+        for place, _ in some:
+            _check_same(place, f"{name}-*")
         groups.append([place for place, _ in some])
         members += [(place, panel, method, seed) for place, seed in some]
     try:
@@ -49,9 +50,9 @@ def run(
     return Reproduced(made, curves)
 
 
-def _check_same(place: Place) -> None:
-    """Refuse a folder with a run of something else."""
-    if not place.settled:
+def _check_same(place: Place, group: str) -> None:
+    """Refuse a folder with a run of something else, finished or not."""
+    if not (place.folder / CONFIG).exists():
         return
     written = runs(place.folder)[0].config
     asked = place.experiment.build().config()
@@ -63,7 +64,8 @@ def _check_same(place: Place) -> None:
     ]
     if differ:
         raise FedbilevelError(
-            f"{place.folder} holds another run ({', '.join(differ[:3])} differ): remove it, or choose another --out."
+            f"{place.folder} holds another run ({', '.join(differ[:3])} differ): remove {place.folder.parent / group}, "
+            "or choose another --out."
         )
 
 
@@ -71,22 +73,26 @@ def _slug(text: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-")
 
 
-def search(made: Reproduction, out: Path, progress: Callable[[int, int], None] | None = None) -> Reproduction:
+def search(
+    made: Reproduction, out: Path, progress: Callable[[int, int], None] | None = None, jobs: int = 0
+) -> Reproduction:
     """Look for the parameters of all rows that have "found", each with the same budget; writes ``found.toml``."""
     asked = made.search
     wanted = [method for method in made.methods if method.parameters == "found"]
     if asked is None or asked.found or not wanted:
         raise FedbilevelError(f"{made.id} has nothing to search for.")
     found: list[dict[str, Any]] = []
-    with grid.processes(min(grid.cores(), len(wanted))) as pool:
+    with grid.processes(min(jobs or grid.cores(), grid.cores(), len(wanted))) as pool:
         searches = [grid.submit(pool, _search_one, made, asked, method, out) for method in wanted]
         try:
             for number, search in enumerate(searches):
                 if progress is not None:
                     progress(number, len(wanted))
                 found += search.result()
-        except KeyboardInterrupt:
+        except BaseException as stop:
             grid.end(pool, searches)
+            if isinstance(stop, KeyboardInterrupt):
+                stop.saved = f"Go on with the same command and --out {out.parent}"  # pyright: ignore
             raise
     write_atomically(out / "found.toml", tomli_w.dumps({"search": asked.conditions, "found": found}).encode())
     return replace(made, found=settings_of({"found": found}))
@@ -95,7 +101,7 @@ def search(made: Reproduction, out: Path, progress: Callable[[int, int], None] |
 def _search_one(made: Reproduction, asked: Search, method: Method, out: Path) -> list[dict[str, Any]]:
     """What was found for one row, condition by condition; each search also tries what was found before."""
     fixed, found, first = asked.fixed.get(method.label, {}), [], []
-    for panel in (p for p, m in made.cases() if m == method and p.title in asked.panels):
+    for panel in (p for p, m in made.cases() if m == method and (not asked.panels or p.title in asked.panels)):
         experiment = replace(made, found={(method.label, panel.title): fixed}).experiment(panel, method, asked.seed)
         experiment = experiment.changed({f"task.{name}": value for name, value in asked.task.items()})
         experiment = experiment.changed({"rounds": asked.rounds}) if asked.rounds else experiment
@@ -103,7 +109,7 @@ def _search_one(made: Reproduction, asked: Search, method: Method, out: Path) ->
         if asked.grid:
             seeds = range(asked.seed, asked.seed + asked.seeds)
             tunings = [Tuning.on_grid(experiment.changed({"seed": n}), asked.grid, asked.kept_apart) for n in seeds]
-            tuned = [tune(tuning, out / f"{name}-seed{n}") for tuning, n in zip(tunings, seeds, strict=True)]
+            places = [out / f"{name}-seed{n}" for n in seeds]
         else:
             start = {name: value for name, value in _start(made, asked, method, panel).items() if name not in fixed}
             tuning = Tuning(
@@ -115,8 +121,12 @@ def _search_one(made: Reproduction, asked: Search, method: Method, out: Path) ->
                 kept_apart=asked.kept_apart,
                 prune=asked.prune,
             )
-            tuned = [tune(tuning, out / name)]
-        loss, settings = _best(tuned)
+            tunings, places = [tuning], [out / name]
+        try:
+            tuned = [tune(tuning, place) for tuning, place in zip(tunings, places, strict=True)]
+            loss, settings = _best(tuned)
+        except FedbilevelError as error:
+            raise FedbilevelError(f"{made.id}, {method.label}, {panel.title}: {error}") from error
         which = {"method": method.label, "panel": panel.title, "trials": len(tuned[0].trials)}
         losses = {"loss": loss, "first_loss": float(np.mean([each.suggested.value for each in tuned]))}
         shown = {name: plain(value) for name, value in settings.items()}
