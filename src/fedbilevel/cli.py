@@ -345,9 +345,7 @@ def reproduce(
     ] = None,
     to: Annotated[
         Path | None,
-        typer.Option(
-            help="For page, picture and curves; default: reproduction/, or that of the runs with --quick or --seeds."
-        ),
+        typer.Option(help="For page, picture and curves; default: reproduction/, or that of the runs with --quick."),
     ] = None,
 ) -> None:
     """Run an experiment of a paper again: its numbers beside ours, and whether its claims hold."""
@@ -387,7 +385,7 @@ def reproduce(
                 bars.update(bar, description="runs")
             done = reproduction.run(made, folder, show, jobs)
     _show_reproduced(done)
-    pages = to or (folder if quick or seeds else Path("reproduction"))  # the kept ones are of all seeds
+    pages = to or (folder if quick else Path("reproduction"))
     written = reproduction.write(done, pages, " ".join(words))
     console.print(f"Written: {written}; the runs are in {folder}", soft_wrap=True, highlight=False)
 
