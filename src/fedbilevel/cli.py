@@ -392,13 +392,20 @@ def reproduce(
 
 def _show_reproduced(done: reproduction.Reproduced) -> None:
     made = done.reproduction
-    table = Table(title=f"{made.id}: {made.title}", title_justify="left")
     headings, *rows = reproduction.table(done)
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if number < 2 else "right")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    if sum(widths) + 3 * len(widths) < console.width:
+        table = Table(title=f"{made.id}: {made.title}", title_justify="left")
+        for number, heading in enumerate(headings):
+            table.add_column(heading, justify="left" if number < 2 else "right")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    else:  # too narrow for a table that can be read
+        console.print(f"{made.id}: {made.title}", highlight=False)
+        for row in rows:
+            said = "; ".join(f"{heading} {cell}" for heading, cell in zip(headings[2:], row[2:], strict=True))
+            console.print(f"  {', '.join(cell for cell in row[:2] if cell)}: {said}", highlight=False, markup=False)
     for kind, claims in reproduction.judged(done).items():
         console.print(f"Claims, parameters: {reproduction.PARAMETERS[kind]}", highlight=False)
         for each in claims:
