@@ -122,6 +122,7 @@ def test_equal_models_are_the_same_object() -> None:
         lambda: mlp(3),
         lambda: mlp(3, 0),
         lambda: mlp(3, 2, initial="xavier"),
+        lambda: mlp(3, 2, dropout=1.0),
         lambda: lenet5((30, 30, 1)),
         lambda: lenet5((28, 28)),
         lambda: conv4((15, 28, 1)),
@@ -242,6 +243,25 @@ def test_the_initialisation_of_pytorch(name: str, side: int) -> None:
             assert abs(float(unit.mean())) < error / 3**0.5
             assert abs(float((unit**2).mean()) - 1 / 3) < error * (4 / 45) ** 0.5
             assert abs(float((unit**4).mean()) - 1 / 5) < error * (16 / 225) ** 0.5
+
+
+def test_dropout_needs_a_key_and_keeps_the_mean() -> None:
+    net, plain = mlp(6, 40, 3, dropout=0.25), mlp(6, 40, 3)
+    weights, inputs = net.init(jax.random.key(0)), jax.random.normal(jax.random.key(1), (5, 6))
+    np.testing.assert_array_equal(net.apply(weights, inputs), plain.apply(weights, inputs))
+    np.testing.assert_array_equal(net.apply(weights, inputs, None), plain.apply(weights, inputs))
+    keys = jax.random.split(jax.random.key(2), 20000)
+    outputs = np.asarray(jax.vmap(lambda key: net.apply(weights, inputs, key))(keys))
+    error = outputs.std(axis=0) / np.sqrt(len(keys))
+    assert np.all(np.abs(outputs.mean(axis=0) - plain.apply(weights, inputs)) < 5 * error)
+    # One hidden unit at a time: it is there, times 4/3, or it is not.
+    alone = [weights[0], {"w": jnp.zeros((40, 3)).at[7].set(1.0), "b": jnp.zeros(3)}]
+    seen = jax.vmap(lambda key: net.apply(alone, inputs, key))(keys)[:, :, 0]
+    kept = np.isclose(seen, plain.apply(alone, inputs)[:, 0] / 0.75)
+    assert np.all(kept | np.isclose(seen, 0))
+    active = np.asarray(plain.apply(alone, inputs)[:, 0]) > 0
+    assert active.any()
+    np.testing.assert_allclose(kept[:, active].mean(), 0.75, atol=0.01)
 
 
 def test_he_keeps_the_scale() -> None:

@@ -1,6 +1,7 @@
 """Derivatives against dense autodiff and finite differences."""
 
 from typing import Any
+from unittest.mock import ANY
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +12,11 @@ from hypothesis import strategies as st
 
 import fedbilevel as fb
 from fedbilevel.core import Objective, Rows
+from fedbilevel.diagnostics import upper_loss
 from fedbilevel.vectors import Vector
 
 
-def loss(x: Any, y: Any, batch: Any) -> jax.Array:
+def loss(x: Any, y: Any, batch: Any, key: Any = None) -> jax.Array:
     """Smooth, with every mixed derivative alive."""
     hidden = jnp.tanh(batch["a"] @ y["w"] + x["shift"])
     out = hidden @ y["v"] + y["c"]
@@ -98,6 +100,46 @@ def test_a_key_names_a_batch() -> None:
     one, two = jax.random.key(1), jax.random.key(2)
     assert g.value(x, y, one) == g.value(x, y, one)
     assert g.value(x, y, one) != g.value(x, y, two)
+
+
+def noisy(x: Any, y: Any, batch: Any, key: Any) -> jax.Array:
+    """A loss that is random itself: every row is left out with probability one half."""
+    kept = 1.0 if key is None else 2.0 * jax.random.bernoulli(key, 0.5, batch["b"].shape)
+    return jnp.mean(kept * (batch["a"] @ y - batch["b"]) ** 2) + jnp.sum((x - y) ** 2)
+
+
+NOISY = fb.Problem(noisy, noisy, lambda key: (jnp.zeros(2), jnp.zeros(2)), noise=True)
+
+
+def noisy_task(batch_size: int | None) -> fb.Task:
+    rng = np.random.default_rng(0)
+    rows = lambda: {"a": rng.normal(size=(6, 2)), "b": rng.normal(size=6)}
+    return fb.Task(NOISY, [{"train": rows(), "val": rows()} for _ in range(3)], batch_size=batch_size)
+
+
+def test_the_name_of_a_batch_also_names_the_noise_of_a_loss() -> None:
+    task, x, y = noisy_task(4), Vector(jnp.ones(2), "x"), Vector(jnp.ones(2), "y")
+    client = task.layout.client(NOISY, task.data, jnp.asarray(0), jnp.asarray(1.0))
+    one, two = jax.random.key(1), jax.random.key(2)
+    assert client.g.value(x, y, one) == client.g.value(x, y, one)
+    assert client.g.value(x, y, one) != client.g.value(x, y, two)
+    # The noise is drawn apart from the rows: the mean over both is the loss without noise.
+    keys = jax.random.split(jax.random.key(0), 20000)
+    values = jax.vmap(lambda k: client.g.value(x, y, k))(keys)
+    exact = noisy(x.tree, y.tree, task.clients[0]["train"], None)
+    assert abs(np.mean(values) - exact) < 4 * np.std(values) / np.sqrt(len(keys))
+    plain = jnp.mean((client.g._rows.draw(one, 4)["a"] @ y.tree - client.g._rows.draw(one, 4)["b"]) ** 2)
+    assert client.g.value(x, y, one) != plain
+
+
+def test_engines_agree_on_noisy_losses_and_evaluate_without_noise() -> None:
+    task, algorithm = noisy_task(4), fb.FedBiO(lr_upper=0.1, lr_lower=0.1, lr_adjoint=0.1, local_steps=2)
+    one, other = (fb.solve(task, algorithm, 5, seed=1, engine=engine, every=5) for engine in ("simulation", "local"))
+    np.testing.assert_allclose(one.x, other.x, rtol=1e-12)
+    exact = np.mean([noisy(one.x, one.y, client["val"], None) for client in task.clients])
+    assert upper_loss(task, one.x, one.y) == pytest.approx(exact, rel=1e-12)
+    still = fb.solve(noisy_task(None), algorithm, 5, seed=1)
+    assert still.metrics == fb.solve(noisy_task(None), algorithm, 5, seed=2).metrics | {"seconds": ANY}
 
 
 def test_batches_are_unbiased() -> None:

@@ -38,7 +38,7 @@ SMALL = Reproduction(
     run={"rounds": 40, "every": 10},
     seeds=2,
     columns=[
-        Column("20 rounds", "error", round=20, digits=4, better="lower"),
+        Column("20 rounds", "error", at=20, digits=4, better="lower"),
         Column("the end", "error", digits=4, better="lower"),
     ],
     panels=[Panel("all"), Panel("half", run={"sample": "2"})],
@@ -212,7 +212,8 @@ def test_a_smoke_run_can_be_judged(id: str) -> None:
     """By claims about what was run only."""
     made = reproduction.read(id).shortened()
     row = {"round": 1, "exchanges": 2, "seconds": 0.1} | {column.metric: 0.5 for column in made.columns}
-    curves = [Curve(p, m, s, [row, row]) for p, m in made.cases() for s in made.seeds_of(p, m)]
+    start = row | {"round": 0, "exchanges": 0}
+    curves = [Curve(p, m, s, [start, row]) for p, m in made.cases() for s in made.seeds_of(p, m)]
     smoke = reproduction.Reproduced(made, curves)
     assert "smoke" in verdict(smoke)
     assert table(smoke)
@@ -297,10 +298,34 @@ def test_the_page_has_the_numbers_and_every_curve_is_kept(done: reproduction.Rep
 
 def test_a_number_between_two_rows_is_on_the_line_between_them() -> None:
     history = [{"round": n, "exchanges": 3 * n, "error": n**2} for n in (0, 2, 4)]
-    assert Column("", "error", round=2).of(history) == 4
-    assert Column("", "error", round=3).of(history) == 10
-    assert Column("", "error", exchanges=7, scale=2.0).of(history) == pytest.approx(2 * (4 + 12 / 6))
-    assert Column("", "error", round=9).of(history) == Column("", "error").of(history) == 16
+    curve = Curve(SMALL.panels[0], SMALL.methods[0], 0, history)
+    column = lambda at, along="", scale=1.0: Column("moment", "error", at=at, along=along, scale=scale)
+    assert curve.value(column(2), "round") == 4
+    assert curve.value(column(3), "round") == 10
+    assert curve.value(column(7, scale=2.0), "exchanges") == pytest.approx(2 * (4 + 12 / 6))
+    assert curve.value(column(7, "exchanges"), "round") == pytest.approx(4 + 12 / 6)
+    assert curve.value(column(None), "round") == 16
+    with pytest.raises(fb.FedbilevelError, match="ends at 4, before 'moment'"):
+        curve.value(column(9), "round")
+    # A paper may count fewer communications than there are exchanges.
+    assert curve.value(column(6), "communications") == 4
+    fewer = replace(curve, method=replace(SMALL.methods[0], communications=2))
+    assert fewer.value(column(6), "communications") == 10
+    assert fewer.value(column(6, "exchanges"), "communications") == 4
+
+
+def test_the_mean_of_a_curve_does_not_depend_on_how_often_it_was_looked_at() -> None:
+    curve = lambda rounds: Curve(SMALL.panels[0], SMALL.methods[0], 0, [{"round": n, "error": n} for n in rounds])
+    column = Column("", "error", scale=3.0)
+    assert curve(range(9)).mean(column, "round") == curve((0, 1, 5, 8)).mean(column, "round") == 12
+
+
+def test_a_claim_about_certain_parameters_is_judged_by_them_alone(done: reproduction.Reproduced) -> None:
+    printed = float(np.mean(errors(done, 0, 0, 40)))
+    near: dict[str, Any] = {"kind": "bound", "least": printed - 1e-9, "most": printed + 1e-9}
+    assert not judge(done, "ours", **near)
+    claim = Claim("", methods=["FedBiO"], panels=["all"], column="the end", parameters="printed", **near)
+    assert Judge(done, "ours").claim(claim).holds
 
 
 def test_methods_are_compared_by_the_seeds_that_both_have(done: reproduction.Reproduced) -> None:

@@ -293,3 +293,20 @@ def test_without_optuna_it_says_what_to_install(tmp_path: Path) -> None:
     done = subprocess.run(search, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
     assert done.returncode == 2
     assert done.stderr == "fedbilevel: tuning needs Optuna: pip install 'fedbilevel[tune]'.\n"
+
+
+def test_what_is_tied_is_a_sum_of_others(tmp_path: Path) -> None:
+    tuned = tune(replace(ask(5), tied={"lr_adjoint": {"lr_lower": 0.5, "lr_upper": 0.1}}), tmp_path / "t")
+    assert set(tuned.space) == {"lr_upper", "lr_lower"}
+    assert len({trial.settings["lr_lower"] for trial in tuned.trials}) > 1
+    summed = lambda settings: 0.5 * settings["lr_lower"] + 0.1 * settings["lr_upper"]
+    for trial in tuned.trials:
+        assert trial.settings["lr_adjoint"] == pytest.approx(summed(trial.settings))
+    best = tomllib.loads((tuned.folder / "best.toml").read_text())["algorithm"]
+    assert best["lr_adjoint"] == pytest.approx(summed(best))
+    # What was measured is what is said: the best setting has this loss.
+    experiment, task, algorithm, _ = Experiment.read(tuned.folder / "best.toml").build()
+    result = fb.solve(task, algorithm, 18, experiment.seed, metrics=False)
+    assert tuning.validation_loss(task, result.x, result.y) == pytest.approx(tuned.best.value)
+    with pytest.raises(fb.FedbilevelError, match="tied to local_steps, which is not tuned"):
+        tune(replace(ask(5), tied={"lr_adjoint": {"local_steps": 1.0}}), tmp_path / "u")

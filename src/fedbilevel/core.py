@@ -33,7 +33,7 @@ from fedbilevel.vectors import Vector, simplex
 Tree = Any
 Key = jax.Array
 Carry = TypeVar("Carry")
-Loss = Callable[[Tree, Tree, Tree], jax.Array]
+Loss = Callable[..., jax.Array]
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,9 @@ class Problem:
             ``lower`` (which does not look at its x) is a client's own loss. x lies in the probability simplex.
         needs: hyper-parameters that an algorithm must have, as ``(("restart", True), ...)``, where any others would
             give wrong results in silence.
+        noise: the losses are random themselves, by dropout for instance, and take a key as a fourth argument. It comes
+            from the name of the batch, so that the same batch at two points has the same noise. Where all rows are
+            used, which is also how losses are evaluated, it is None, and nothing shall be random.
     """
 
     upper: Loss
@@ -66,6 +69,7 @@ class Problem:
     private_x: bool = False
     weighting: bool = False
     needs: tuple[tuple[str, Any], ...] = ()
+    noise: bool = False
 
     def __post_init__(self) -> None:
         if self.lower_level not in ("global", "local"):
@@ -74,6 +78,14 @@ class Problem:
             raise FedbilevelError("weighting=True has one x for everybody and a global lower level.")
         if self.weighting and self.project_x is None:
             object.__setattr__(self, "project_x", simplex)
+
+    def upper_on(self, x: Tree, y: Tree, batch: Tree, key: Key | None = None) -> jax.Array:
+        """The upper loss, with the noise of this key if it is random."""
+        return self.upper(x, y, batch, key) if self.noise else self.upper(x, y, batch)
+
+    def lower_on(self, x: Tree, y: Tree, batch: Tree, key: Key | None = None) -> jax.Array:
+        """The lower loss, with the noise of this key if it is random."""
+        return self.lower(x, y, batch, key) if self.noise else self.lower(x, y, batch)
 
     def start(self, key: Key) -> tuple[Vector, Vector]:
         """The first x (one block if private) and y, as vectors."""
@@ -256,8 +268,8 @@ class Objective:
         """The loss on the batch of this name, as a function of (x, y)."""
         rows = self._rows
         if self._size is not None:
-            batch = rows.draw(key, self._size)
-            return lambda x, y: self._scalar(x, y, batch)
+            batch, noise = rows.draw(key, self._size), jax.random.fold_in(key, 0)
+            return lambda x, y: self._scalar(x, y, batch, noise)
         batch = rows.all()
         if not rows.ragged:
             return lambda x, y: self._scalar(x, y, batch)
@@ -270,8 +282,8 @@ class Objective:
 
         return mean
 
-    def _scalar(self, x: Tree, y: Tree, batch: Tree) -> jax.Array:
-        value = self._loss(x, y, batch)
+    def _scalar(self, x: Tree, y: Tree, batch: Tree, key: Key | None = None) -> jax.Array:
+        value = self._loss(x, y, batch, key)
         if jnp.shape(value) != ():
             level = "upper" if self._name == "f" else "lower"
             raise FedbilevelError(
@@ -299,23 +311,23 @@ class Client:
     @property
     def f(self) -> Objective:
         """The upper loss on this client's validation rows."""
-        return Objective(self.problem.upper, "f", self.val, self.batch_sizes[1], self.tally)
+        return Objective(self.problem.upper_on, "f", self.val, self.batch_sizes[1], self.tally)
 
     @property
     def g(self) -> Objective:
         """The lower loss on this client's training rows; with client weights, M x_m times its own loss, so that the
         mean over clients is the weighted sum.
         """
-        lower, id, clients = self.problem.lower, self.id, self.clients
+        lower, id, clients = self.problem.lower_on, self.id, self.clients
         if not self.problem.weighting:
             return self.own
-        weighted = lambda x, y, batch: clients * x[id] * lower(x, y, batch)
+        weighted = lambda x, y, batch, key: clients * x[id] * lower(x, y, batch, key)
         return Objective(weighted, "g", self.train, self.batch_sizes[0], self.tally)
 
     @property
     def own(self) -> Objective:
         """The lower loss on this client's training rows, without the client's weight."""
-        return Objective(self.problem.lower, "g", self.train, self.batch_sizes[0], self.tally)
+        return Objective(self.problem.lower_on, "g", self.train, self.batch_sizes[0], self.tally)
 
     def larger_batches(self, factor: int) -> "Client":
         """The same client drawing batches this many times larger."""

@@ -19,10 +19,12 @@ Layer = dict[str, jax.Array]
 
 
 class Model(NamedTuple):
-    """Any pair of this kind will do; nothing else in the library looks inside."""
+    """Any pair of this kind will do; nothing else in the library looks inside. ``apply`` of a model with dropout also
+    takes a key, and drops nothing without one.
+    """
 
     init: Callable[[Key], Tree]
-    apply: Callable[[Tree, jax.Array], jax.Array]
+    apply: Callable[..., jax.Array]
 
 
 def _he(key: Key, shape: tuple[int, ...], fan_in: int) -> Layer:
@@ -45,7 +47,7 @@ INITIALISATIONS: Names[Callable[[Key, tuple[int, ...], int], Layer]] = Names(
 """How the weights of a layer are drawn, by name."""
 
 
-def mlp(*widths: int, initial: str = "he") -> Model:
+def mlp(*widths: int, initial: str = "he", dropout: float = 0.0) -> Model:
     """Fully connected layers of these widths, inputs and outputs included, with ReLU in between.
 
     Inputs with more than two axes, such as images, are flattened.
@@ -57,24 +59,28 @@ def mlp(*widths: int, initial: str = "he") -> Model:
     Args:
         widths: at least two.
         initial: "he" or "pytorch".
+        dropout: with ``apply(parameters, inputs, key)`` a hidden unit is left out with this probability.
     """
     if len(widths) < 2 or min(widths) < 1:
         raise FedbilevelError(
             f"mlp: give at least the widths of the inputs and the outputs, all positive, not {widths}."
         )
-    return _mlp(widths, initial)
+    if not 0 <= dropout < 1:
+        raise FedbilevelError(f"mlp: dropout is a probability below 1, not {dropout}.")
+    return _mlp(widths, initial, dropout)
 
 
 @cache  # equal models are the same object, so that tasks made twice share their compiled code
-def _mlp(widths: tuple[int, ...], initial: str) -> Model:
+def _mlp(widths: tuple[int, ...], initial: str, dropout: float) -> Model:
     draw = INITIALISATIONS[initial]
 
     def init(key: Key) -> list[Layer]:
         return _dense_init(key, widths, draw)
 
-    def apply(parameters: Any, inputs: jax.Array) -> jax.Array:
+    def apply(parameters: Any, inputs: jax.Array, key: Key | None = None) -> jax.Array:
         inputs = scaled(inputs, parameters[0]["w"].dtype)
-        return _dense_apply(parameters, inputs if inputs.ndim <= 2 else inputs.reshape(len(inputs), -1))
+        inputs = inputs if inputs.ndim <= 2 else inputs.reshape(len(inputs), -1)
+        return _dense_apply(parameters, inputs, dropout, key)
 
     return Model(init, apply)
 
@@ -317,10 +323,13 @@ def _dense_init(key: Key, widths: Sequence[int], draw: Callable[..., Layer]) -> 
     return [draw(k, (i, o), i) for k, i, o in zip(keys, widths[:-1], widths[1:], strict=True)]
 
 
-def _dense_apply(layers: Sequence[Layer], inputs: jax.Array) -> jax.Array:
+def _dense_apply(layers: Sequence[Layer], inputs: jax.Array, dropout: float = 0.0, key: Key | None = None) -> jax.Array:
     *hidden, last = layers
-    for layer in hidden:
+    for number, layer in enumerate(hidden):
         inputs = jax.nn.relu(inputs @ layer["w"] + layer["b"])
+        if dropout and key is not None:
+            kept = jax.random.bernoulli(jax.random.fold_in(key, number), 1 - dropout, inputs.shape)
+            inputs = jnp.where(kept, inputs / (1 - dropout), 0)
     return inputs @ last["w"] + last["b"]
 
 

@@ -200,7 +200,12 @@ class Task:
         key = jax.random.key(0)
         rows = [jax.tree.map(np.asarray, take(self._holders(split)[0][1], slice(3))) for split in SPLITS]
         for loss, level, batch, size, ragged in zip(
-            (problem.lower, problem.upper), ("lower", "upper"), rows, layout.batch_sizes, layout.ragged, strict=True
+            (problem.lower_on, problem.upper_on),
+            ("lower", "upper"),
+            rows,
+            layout.batch_sizes,
+            layout.ragged,
+            strict=True,
         ):
             x, y = jax.eval_shape(problem.start, key)
             try:

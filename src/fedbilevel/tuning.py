@@ -68,7 +68,8 @@ class Tuning:
     """What to tune: an experiment, and how often to try. ``vary`` adds hyper-parameters by the values they may have,
     as text; ``ranges`` are other lowest and highest values than the suggested ones, ``start`` is another first trial
     than the suggested setting, and ``first`` are settings to try after it, for instance what was found under another
-    condition. What the settings of the experiment fix stays fixed. ``kept_apart`` is the share of the validation rows
+    condition. What the settings of the experiment fix stays fixed; what is ``tied`` to others is always
+    their sum, each times a factor. ``kept_apart`` is the share of the validation rows
     that nothing is trained on, and that settings are compared by. Without ``prune``, every trial goes to its end: what
     is ahead early may diverge late, so that those given up for it would have been better. With a ``grid``, numbers by
     hyper-parameter, all its points are tried and nothing else, each to its end.
@@ -80,6 +81,7 @@ class Tuning:
     ranges: Mapping[str, Sequence[float]] = field(default_factory=dict)
     start: Mapping[str, float] = field(default_factory=dict)
     first: Sequence[Mapping[str, Any]] = ()
+    tied: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     grid: Mapping[str, Sequence[float]] = field(default_factory=dict)
     kept_apart: float = 0.0
     prune: bool = True
@@ -161,17 +163,21 @@ def tune(
         raise FedbilevelError(
             f"in {experiment.task}, y belongs to a batch, so that there is no validation loss of x and y to tune by."
         )
-    space = search_space(built, tuning.experiment.settings, tuning.vary, tuning.grid, tuning.ranges, tuning.start)
+    fixed = {**tuning.experiment.settings, **tuning.tied}
+    space = search_space(built, fixed, tuning.vary, tuning.grid, tuning.ranges, tuning.start)
+    for name, others in tuning.tied.items():
+        if free := [other for other in others if other not in space]:
+            raise FedbilevelError(f"{name} is tied to {free[0]}, which is not tuned.")
     if not space:
         raise FedbilevelError("there is nothing to tune: every hyper-parameter with a range is set.")
     study, folder = _study(tuning, built, space, out)
     rounds = experiment.rounds or task.rounds
-    names = tuple(name for name, values in space.items() if isinstance(values, Range))
-    while len(done := _finished(study, algorithm, space)) < tuning.trials:
+    names = tuple(name for name, values in space.items() if isinstance(values, Range)) + tuple(tuning.tied)
+    while len(done := _finished(study, algorithm, space, tuning.tied)) < tuning.trials:
         if progress is not None:
             progress(len(done), tuning.trials, _least(done))
         trial = _ask(study, len(done), experiment.seed)
-        changed = _suggest(trial, algorithm, space)
+        changed = _as_fields(algorithm, _suggest(trial, space), tuning.tied)
         try:
             value = _try(trial, task, dataclasses.replace(algorithm, **changed), names, rounds, experiment.seed, cohort)
             study.tell(trial, value)
@@ -266,7 +272,8 @@ def _study(tuning: Tuning, built: Built, space: Space, out: Path | None) -> tupl
     options = {k: str(v) for k, v in built.task.options.items()}
     # What was asked for, however it was written.
     run = {name: str(getattr(experiment, name)) for name in ("task", "algorithm", "rounds", "seed", "sample")}
-    asked = json.dumps([run, options, repr(built.algorithm), repr(space), tuning.kept_apart, tuning.prune])
+    tied = [tuning.tied] if tuning.tied else []
+    asked = json.dumps([run, options, repr(built.algorithm), repr(space), tuning.kept_apart, tuning.prune, *tied])
     if study.user_attrs.get("asked", asked) != asked:
         raise FedbilevelError(
             f"the folder {folder} holds another search (task, algorithm, rounds, seed or settings differ): "
@@ -301,19 +308,23 @@ def _ask(study: Any, done: int, seed: int) -> Any:
     return study.ask()
 
 
-def _suggest(trial: Any, algorithm: Algorithm, space: Space) -> dict[str, Any]:
-    """The hyper-parameters of a trial, as the algorithm has them."""
+def _suggest(trial: Any, space: Space) -> dict[str, Any]:
+    """The numbers and words of a trial."""
     changed: dict[str, Any] = {}
     for name, values in space.items():
         if isinstance(values, Choice) or values.values:
             changed[name] = trial.suggest_categorical(name, list(values.values))
         else:
             changed[name] = trial.suggest_float(name, values.low, values.high, log=True)
-    return _as_fields(algorithm, changed)
+    return changed
 
 
-def _as_fields(algorithm: Algorithm, numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers as the algorithm has them: that of a schedule is its scale."""
+def _as_fields(
+    algorithm: Algorithm, numbers: Mapping[str, Any], tied: Mapping[str, Mapping[str, float]]
+) -> dict[str, Any]:
+    """Hyper-parameters as the algorithm has them: the number of a schedule is its scale; tied ones with the others."""
+    sums = {name: sum(factor * numbers[other] for other, factor in others.items()) for name, others in tied.items()}
+    numbers = {**numbers, **sums}
     held = {name: getattr(algorithm, name) for name in numbers}
     return {
         name: dataclasses.replace(held[name], scale=value) if isinstance(held[name], Schedule) else value
@@ -392,7 +403,7 @@ def _try(
     return result.metrics["validation_loss"]
 
 
-def _finished(study: Any, algorithm: Algorithm, space: Space) -> list[Trial]:
+def _finished(study: Any, algorithm: Algorithm, space: Space, tied: Mapping[str, Mapping[str, float]]) -> list[Trial]:
     """The trials that count, the suggested setting first."""
     states = _optuna().trial.TrialState
     trials = []
@@ -401,7 +412,7 @@ def _finished(study: Any, algorithm: Algorithm, space: Space) -> list[Trial]:
         seen, failure = t.intermediate_values, t.user_attrs.get("failure", "")
         state = "complete" if t.state == states.COMPLETE else "diverged" if failure else "pruned"
         value = t.value if state == "complete" else seen[max(seen)] if seen and not failure else math.nan
-        settings = _as_fields(algorithm, {name: t.params[name] for name in space})
+        settings = _as_fields(algorithm, {name: t.params[name] for name in space}, tied)
         trials.append(Trial(t.number, state, value, max(seen, default=0), settings, failure))
     return trials
 

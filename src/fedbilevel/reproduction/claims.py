@@ -54,7 +54,8 @@ class Judge:
         return columns if claim.kind == "near" else columns[-1:]
 
     def claim(self, claim: Claim) -> Judged:
-        holds, numbers = getattr(self, claim.kind)(claim)
+        judge = Judge(self.done, claim.parameters or self.parameters)
+        holds, numbers = getattr(judge, claim.kind)(claim)
         return Judged(claim, holds, "; ".join(numbers))
 
     def values(self, panel: Panel, label: str, column: Column, claim: Claim) -> np.ndarray:

@@ -34,6 +34,28 @@ class Curve:
     def done(self) -> bool:
         return not self.failure
 
+    def along(self, axis: str) -> np.ndarray:
+        """How far it was at every row."""
+        if axis == "communications":
+            each = self.method.communications
+            return each * self.along("round") if each else self.along("exchanges")
+        return np.array([row[axis] for row in self.history], float)
+
+    def value(self, column: Column, against: str) -> float:
+        """The number of a column; between two rows it is on the line between them."""
+        values = [row[column.metric] for row in self.history]
+        if column.at is None:
+            return float(values[-1]) * column.scale
+        across = self.along(column.along or against)
+        if across[-1] < column.at:
+            raise FedbilevelError(f"a run of {self.method.title} ends at {across[-1]:g}, before '{column.title}'.")
+        return float(np.interp(column.at, across, values)) * column.scale
+
+    def mean(self, column: Column, against: str) -> float:
+        """The mean of a column's metric over the whole curve, the start included."""
+        across, values = self.along(column.along or against), [row[column.metric] for row in self.history]
+        return float(np.trapezoid(values, across) / (across[-1] - across[0])) * column.scale
+
 
 @dataclass(frozen=True)
 class Reproduced:
@@ -54,17 +76,15 @@ class Reproduced:
     def values(
         self, panel: Panel, method: Method, column: Column, over: str = "end", seeds: Container[int] | None = None
     ) -> np.ndarray:
-        """One number for each seed, or some of them: at the column's moment, or the mean over all rounds but the
-        start. NaN if a run did not come to its end, whatever its seed.
+        """One number for each seed, or some of them: at the column's moment, or the mean over the whole curve. NaN if
+        a run did not come to its end, whatever its seed.
         """
         curves = sorted(self.of(panel, method), key=lambda curve: curve.seed)
         some = [c for c in curves if seeds is None or c.seed in seeds]
         if not some or not all(c.done for c in curves):
             return np.full(max(1, len(some)), math.nan)
-        if over == "rounds":
-            rows = [[row[column.metric] for row in c.history if row["round"] > 0] for c in some]
-            return column.scale * np.array([np.mean(values) for values in rows])
-        return np.array([column.of(c.history) for c in some])
+        number = Curve.mean if over == "way" else Curve.value
+        return np.array([number(c, column, self.reproduction.against) for c in some])
 
 
 def ending(curves: Sequence[Curve]) -> str:

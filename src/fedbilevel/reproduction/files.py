@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
 from typing import Any
 
-import numpy as np
-
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.errors import FedbilevelError, UnknownName
 from fedbilevel.experiment import Experiment
@@ -21,14 +19,24 @@ PARAMETERS = {
 """Where the parameters of a row come from."""
 
 
+AXES = {
+    "round": "rounds",
+    "exchanges": "exchanges",
+    "communications": "communication rounds, as the paper counts them",
+}
+"""What curves are drawn against."""
+
+
 @dataclass(frozen=True)
 class Column:
-    """A number of the table: a metric at the end, after so many rounds, or after so many exchanges; times ``scale``."""
+    """A number of the table: a metric at the end, or ``at`` so many rounds or exchanges; times ``scale``. ``along``
+    is what is counted, if it is not what the curves are drawn against.
+    """
 
     title: str
     metric: str
-    round: int | None = None
-    exchanges: int | None = None
+    at: float | None = None
+    along: str = ""
     scale: float = 1.0
     digits: int = 2
     better: str = "higher"
@@ -37,14 +45,6 @@ class Column:
     def sign(self) -> int:
         """That of a difference which is an improvement."""
         return 1 if self.better == "higher" else -1
-
-    def of(self, history: Sequence[Mapping[str, Any]]) -> float:
-        """Its value; between two rows of the history it is on the line between them."""
-        values = [row[self.metric] for row in history]
-        for across, at in (("round", self.round), ("exchanges", self.exchanges)):
-            if at is not None:
-                return float(np.interp(at, [row[across] for row in history], values)) * self.scale
-        return float(values[-1]) * self.scale
 
     def shown(self, value: float) -> str:
         return f"{value:.{self.digits}f}"
@@ -63,7 +63,8 @@ class Panel:
 @dataclass(frozen=True)
 class Method:
     """A row: an algorithm and its parameters. ``by_panel`` are those of one condition only, ``paper`` the printed
-    numbers by condition, one for each column; one row of a label has them for all.
+    numbers by condition, one for each column; one row of a label has them for all. ``communications`` are those of one
+    round as the paper counts them, if they are not its exchanges.
     """
 
     label: str
@@ -75,6 +76,7 @@ class Method:
     panels: Sequence[str] = ()
     paper: Mapping[str, Sequence[str]] = field(default_factory=dict)
     seeds: int = 0  # if not as many as the others
+    communications: int = 0
     found_as: str = ""  # the label that the parameters were found for, if it is another one
 
     @property
@@ -101,10 +103,11 @@ class Claim:
     - "trend": from panel to panel, the first method minus the second (or the first alone) is "rising" or "falling";
     - "approach": from panel to panel, the first method comes closer to the second.
 
-    ``over`` = "rounds" takes the mean over all rounds instead of a column's moment: who is ahead on the way. Methods
-    are compared by the seeds that all of them have; to be better is to be so in the mean and for most seeds, and nobody
-    is said to be better than a method that diverged with any seed (but to vary less). A claim that is ``ours`` is a
-    question of our own: it is answered, and does not enter the verdict.
+    ``over`` = "way" takes the mean of the whole curve instead of a column's moment: who is ahead on the way. A claim
+    with ``parameters`` is judged by rows with these only. Methods are compared by the seeds that all of them have; to
+    be better is to be so in the mean and for most seeds, and nobody is said to be better than a method that diverged
+    with any seed (but to vary less). A claim that is ``ours`` is a question of our own: it is answered, and does not
+    enter the verdict.
     """
 
     words: str
@@ -117,6 +120,7 @@ class Claim:
     most: float | None = None
     direction: str = "rising"
     over: str = "end"
+    parameters: str = ""
     ours: bool = False
 
 
@@ -127,11 +131,11 @@ class Search:
 
     ``panels`` are the conditions it is done under; the others take what the first of them gave. It begins with the
     printed parameters of a method, or what ``start`` has for its label, and goes over ``ranges``, by parameter, which
-    are the same for every method. ``fixed`` are parameters, by label, that are not searched for; ``rounds`` are those
-    of the runs if 0; with ``prune``, trials that are behind are given up; ``task`` are options for the search only, and
-    ``kept_apart`` is the share of the validation rows that settings are compared by, and nothing is trained on. With a
-    ``grid``, all its points are tried, with as many ``seeds`` from ``seed`` on, and other parameters are as the task
-    suggests them.
+    are the same for every method. ``fixed`` are parameters, by label, that are not searched for, ``tied`` those that
+    are sums of others, with factors; ``rounds`` are those of the runs if 0; with ``prune``, trials that are behind
+    are given up; ``task`` are options for the search only, and ``kept_apart`` is the share of the validation rows that
+    settings are compared by, and nothing is trained on. With a ``grid``, all its points are tried, with as many
+    ``seeds`` from ``seed`` on, and other parameters are as the task suggests them.
     """
 
     panels: Sequence[str] = ()
@@ -143,6 +147,7 @@ class Search:
     ranges: Mapping[str, Sequence[float]] = field(default_factory=dict)  # the lowest and the highest
     start: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     fixed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    tied: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
     task: Mapping[str, Any] = field(default_factory=dict)
     kept_apart: float = 0.0
     prune: bool = True
@@ -241,6 +246,7 @@ class Reproduction:
             run={**self.run, **run},
             panels=[replace(p, run={k: v for k, v in p.run.items() if k not in run}) for p in self.panels if p in kept],
             methods=[replace(m, run={k: v for k, v in m.run.items() if k not in run}) for m in self.methods],
+            columns=[replace(column, at=None) for column in self.columns],
             claims=[claim for claim in self.claims if {*claim.panels} <= {panel.title for panel in kept}],
         )
 
@@ -286,6 +292,8 @@ def settings_of(found: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, 
 def check(made: Reproduction) -> None:
     """Refuse names in the file that mean nothing."""
     panels, labels = {panel.title for panel in made.panels}, {method.label for method in made.methods}
+    if unknown := {made.against, *(column.along or made.against for column in made.columns)} - {*AXES}:
+        raise FedbilevelError(f"{made.id}: curves are drawn against {', '.join(AXES)}, not {unknown.pop()}.")
     for method in made.methods:
         _ = ALGORITHMS[method.algorithm]
         unknown = ({*method.panels} | {*method.by_panel} | {*method.paper}) - panels
@@ -293,7 +301,7 @@ def check(made: Reproduction) -> None:
         if unknown or wrong or method.parameters not in PARAMETERS:
             raise FedbilevelError(f"{made.id}: {method.title} names panels or columns that are not there.")
     if made.search is not None:
-        if {*made.search.start, *made.search.fixed} - labels or {*made.search.panels} - panels:
+        if {*made.search.start, *made.search.fixed, *made.search.tied} - labels or {*made.search.panels} - panels:
             raise FedbilevelError(f"{made.id}: the search names methods or panels that are not there.")
         if made.search.seeds > 1 and not made.search.grid:
             raise FedbilevelError(f"{made.id}: only a search on a grid can have several seeds.")

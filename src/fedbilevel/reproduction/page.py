@@ -17,7 +17,7 @@ from fedbilevel.grid import band
 from fedbilevel.reproduction import curves
 from fedbilevel.reproduction.claims import judged, verdict
 from fedbilevel.reproduction.curves import Reproduced, ending
-from fedbilevel.reproduction.files import PARAMETERS, Reproduction, Search, read
+from fedbilevel.reproduction.files import AXES, PARAMETERS, Reproduction, Search, read
 
 
 def table(done: Reproduced) -> list[list[str]]:
@@ -115,6 +115,11 @@ def _searched(made: Reproduction, search: Search) -> str:
     parts = [
         f"{search.budget} trials{f' ({grid or ranges})' if grid or ranges else ''}",
         "the first of them the printed one where there is one" if ranges else "",
+        *(
+            f"{name} of {label} being {' + '.join(f'{factor:g} {other}' for other, factor in others.items())}"
+            for label, tied in search.tied.items()
+            for name, others in tied.items()
+        ),
         "" if search.prune or grid else "each to its end",
         f"of {search.rounds} rounds" if search.rounds else "of as many rounds as the runs have",
         "for every method marked *found by search*",
@@ -167,11 +172,11 @@ def _draw(done: Reproduced) -> Figure:
         settled: list[float] = []
         bands: list[tuple[np.ndarray, np.ndarray, np.ndarray, str]] = []
         for method in made.methods:
-            histories = [curve.history for curve in done.of(panel, method) if curve.done]
-            if not histories:
+            some = [curve for curve in done.of(panel, method) if curve.done]
+            if not some:
                 continue
-            mean, deviation = band(histories, metric)
-            across, _ = band(histories, made.against)
+            mean, deviation = band([curve.history for curve in some], metric)
+            across = np.mean([curve.along(made.against) for curve in some], axis=0)
             colour = f"C{labels.index(method.label) % 10}"
             (line,) = axes.plot(across, mean, lines[method.parameters], color=colour, linewidth=1.4)
             bands.append((across, mean, deviation, colour))
@@ -185,11 +190,11 @@ def _draw(done: Reproduced) -> Figure:
             axes.set_ylim(min(known) - margin, max(known) + margin)
         low, high = axes.get_ylim()
         for across, mean, deviation, colour in bands:
-            if np.median(deviation) < high - low:  # one that fills the picture says nothing
+            if np.median(deviation) < (high - low) / 4:  # one that fills the picture says nothing
                 axes.fill_between(across, mean - deviation, mean + deviation, alpha=0.15, linewidth=0, color=colour)
         axes.set_ylim(low, high)
         axes.set_title(panel.title, fontsize=9)
-        axes.set_xlabel({"round": "rounds"}.get(made.against, made.against))
+        axes.set_xlabel(AXES[made.against])
         axes.set_ylabel(metric)
         axes.grid(alpha=0.3)
     figure.legend(shown.values(), shown.keys(), loc="outside right upper", frameon=False, fontsize=8)

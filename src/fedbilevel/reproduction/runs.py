@@ -118,6 +118,7 @@ def _search_one(made: Reproduction, asked: Search, method: Method, out: Path) ->
                 ranges=asked.ranges,
                 start=start,
                 first=first,
+                tied=asked.tied.get(method.label, {}),
                 kept_apart=asked.kept_apart,
                 prune=asked.prune,
             )

@@ -44,17 +44,17 @@ FEDNEST = {"lr_upper": 0.02, "lr_lower": 0.01, "lr_adjoint": 0.01}  # the paper'
 
 @cache  # tasks of equal shape share their compiled code, whatever their seed
 def _problem(model: Model, rc: float, regularizer: str) -> Problem:
-    def upper(x: Any, y: Any, batch: Any) -> jax.Array:
-        return cross_entropy(model.apply([*x, y], batch["image"]), batch["label"]).mean()
+    def upper(x: Any, y: Any, batch: Any, key: Key | None = None) -> jax.Array:
+        return cross_entropy(model.apply([*x, y], batch["image"], key), batch["label"]).mean()
 
-    def lower(x: Any, y: Any, batch: Any) -> jax.Array:
-        return upper(x, y, batch) + rc * REGULARIZERS[regularizer](y)
+    def lower(x: Any, y: Any, batch: Any, key: Key | None = None) -> jax.Array:
+        return upper(x, y, batch, key) + rc * REGULARIZERS[regularizer](y)
 
     def init(key: jax.Array) -> tuple[Any, Any]:
         *representation, head = model.init(key)
         return representation, head
 
-    return Problem(upper, lower, init)
+    return Problem(upper, lower, init, noise=True)  # without dropout there is none
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,7 @@ def hyper_representation(
     layers: int = 2,
     rc: float = 0.05,
     regularizer: str = "squared",
+    dropout: float = 0.0,
     batch_size: int = 64,
     seed: int = 0,
 ) -> Task:
@@ -121,6 +122,7 @@ def hyper_representation(
         rc: weight of the regulariser in the lower loss.
         regularizer: "squared": |y|^2, as in the paper's eq. 15; or "norm": the norms of the head's weights and of its
             biases, not squared, as in FedNest's code.
+        dropout: the probability that a hidden unit is left out in training, at both levels; 0.5 in FedNest's code.
         batch_size: images per batch, at both levels.
         seed: of the partition (the first x and y come from the seed of the run).
     """
@@ -133,7 +135,7 @@ def hyper_representation(
         raise UnknownName("regularizer", regularizer, REGULARIZERS)
     found = images(name, data, seed)
     train, val = divide(name, found.labels, partition, clients, validation, np.random.default_rng(seed))
-    net = mlp(found.pixels, *[hidden] * (layers - 1), len(found.classes), initial="pytorch")
+    net = mlp(found.pixels, *[hidden] * (layers - 1), len(found.classes), initial="pytorch", dropout=dropout)
     model = standardised(net, *found.spread)
     test, labels = jnp.asarray(found.test), found.test_labels
 
@@ -206,6 +208,7 @@ def hyper_representation(
             "layers": layers,
             "rc": rc,
             "regularizer": regularizer,
+            "dropout": dropout,
             "batch_size": batch_size,
             "seed": seed,
         },

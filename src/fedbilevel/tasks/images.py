@@ -96,8 +96,8 @@ def divide(
 def standardised(model: Model, mean: float, deviation: float) -> Model:
     """The model behind pixels of mean 0 and deviation 1."""
 
-    def apply(parameters: Any, inputs: jax.Array) -> jax.Array:
-        return model.apply(parameters, (scaled(inputs, jnp.result_type(float)) - mean) / deviation)
+    def apply(parameters: Any, inputs: jax.Array, *key: Any) -> jax.Array:
+        return model.apply(parameters, (scaled(inputs, jnp.result_type(float)) - mean) / deviation, *key)
 
     return Model(model.init, apply)
 
