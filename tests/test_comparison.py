@@ -129,8 +129,8 @@ def test_a_comparison_goes_on_where_it_stopped(tmp_path: Path) -> None:
 def _wait_for_running(folder: Path, name: str) -> int:
     """The process of a member that has begun."""
     for _ in range(1200):
-        path = folder / name / "run.json"
-        if path.exists() and (folder / name / "records.jsonl").exists():
+        path, records = folder / name / "run.json", folder / name / "records.jsonl"
+        if path.exists() and records.exists() and records.stat().st_size:
             return json.loads(path.read_text())["process"]
         time.sleep(0.05)
     raise AssertionError(f"{name} did not begin")
@@ -156,7 +156,7 @@ def test_a_member_whose_process_dies_does_not_stop_the_others(tmp_path: Path) ->
 
 
 def test_an_interrupted_comparison_says_how_to_go_on(tmp_path: Path) -> None:
-    # More groups than processes: one of them is on its way to a process, and must not be begun any more.
+    # More groups than processes: the others must not be begun any more.
     process = _compare(tmp_path, 100_000_000, "fedbio,simfbo,mefbo,fedavg,fednest")
     members = [_wait_for_running(tmp_path / "here", f"{name}-seed0") for name in ("fedbio", "simfbo")]
     time.sleep(1)

@@ -116,6 +116,29 @@ def test_an_interrupt_that_was_swallowed_is_not_lost() -> None:
             signal.signal(number, handler)
 
 
+def test_an_interrupt_in_a_finalizer_comes_a_moment_later() -> None:
+    class Interrupted:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)  # raised here, it would be printed and forgotten
+            ended.append(self)
+
+    def wait_after(made: Interrupted) -> None:
+        del made
+        time.sleep(30)
+
+    ended: list[Any] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        interrupts.listen()
+        with pytest.raises(interrupts.Terminated):
+            wait_after(Interrupted())
+        assert ended
+    finally:
+        interrupts.seen()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def test_given_starting_points_are_used_and_checked() -> None:
     task, algorithm = Quadratic.random().task(), fb.FedBiO(0.1, 0.2, 0.2)
     result = fb.solve(task, algorithm, rounds=0, x=np.arange(4), y=np.ones(6))

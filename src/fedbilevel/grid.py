@@ -5,12 +5,7 @@ interrupted goes on.
 import contextlib
 import json
 import math
-import multiprocessing
-import os
-import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,9 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedbilevel import interrupts
+from fedbilevel import processes
 from fedbilevel.experiment import Experiment, resume
 from fedbilevel.experiment import run as run_experiment
+from fedbilevel.processes import DIED, cores
 from fedbilevel.records import CONFIG, INFO, Run, run_in, write_atomically
 
 
@@ -113,81 +109,16 @@ def _fail(place: Place, why: str) -> None:
     write_atomically(place.folder / INFO, json.dumps({**known, "status": "failed", "failure": why}).encode())
 
 
-def _in_processes(groups: list[list[Place]], workers: int, tell: Callable[[], None]) -> None:
-    """Groups in processes of one thread each. A process that dies fails the member it was at, and no other."""
-    left = groups
+def _in_processes(groups: Sequence[Sequence[Place]], workers: int, tell: Callable[[], None]) -> None:
+    """A process that dies fails the member it was at, and no other."""
+    left = list(groups)
     while left:
-        with processes(workers) as pool:
-            waiting = {submit(pool, _run_group, group): group for group in left}
-            started = pool._processes
-            pending = set(waiting)
-            try:
-                while pending:
-                    _, pending = wait(pending, timeout=0.5)
-                    tell()
-            except KeyboardInterrupt:
-                end(pool, pending)
-                raise
-        left = [group for future, group in waiting.items() if isinstance(future.exception(), BrokenProcessPool)]
-        left = [[place for place in group if not place.settled] for group in left]
-        # When one process dies, the pool ends the others: theirs are run again.
-        ended = {number for number, process in started.items() if process.exitcode in (0, 1, -signal.SIGTERM)}
-        ended = ended if len(ended) < len(started) else set()
-        for group in left:
-            for place in group:
-                run = run_in(place.folder)
-                if run is not None and run.status == "killed" and run.info.get("process") not in ended:
-                    _fail(place, "its process died (out of memory?).")
-        left = [unsettled for group in left if (unsettled := [place for place in group if not place.settled])]
+        died = [n for n, result in processes.calls(_run_group, [(g,) for g in left], workers, tell) if result is DIED]
+        again = []
+        for group in (left[number] for number in died):
+            at, *others = [place for place in group if not place.settled] or [None]
+            if at is not None:
+                _fail(at, "its process died (out of memory?).")
+            again += [others] if others else []
+        left = again
     tell()
-
-
-def cores() -> int:
-    """How many processes can work at the same time."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@contextlib.contextmanager
-def processes(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes of one thread each, which leave interrupts to this one."""
-    threads, before = "--xla_cpu_multi_thread_eigen=false", os.environ.get("XLA_FLAGS", "")
-    os.environ["XLA_FLAGS"] = f"{before} {threads}".strip()
-    try:
-        spawn = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(workers, spawn, initializer=_leave_interrupts_to_the_parent) as pool:
-            yield pool
-    finally:
-        os.environ["XLA_FLAGS"] = before
-
-
-def submit(pool: ProcessPoolExecutor, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-    """Have a process call a function. A process that was interrupted begins nothing more."""
-    return pool.submit(_unless_ended, function, *arguments)
-
-
-_ended = False
-
-
-def _unless_ended(function: Callable[..., Any], *arguments: Any) -> Any:
-    global _ended
-    if _ended:  # one call was already on its way to this process
-        raise interrupts.Terminated
-    try:
-        return function(*arguments)
-    except KeyboardInterrupt:
-        _ended = True
-        raise
-
-
-def end(pool: ProcessPoolExecutor, futures: Iterable[Future[Any]]) -> None:
-    """Begin nothing more, and interrupt what the processes are doing, which saves what it has."""
-    for future in futures:
-        future.cancel()
-    for process in list(pool._processes.values()):
-        process.terminate()
-
-
-def _leave_interrupts_to_the_parent() -> None:
-    """Ctrl-C reaches every process of a terminal; here only the parent acts on it, and ends the others."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    interrupts.listen()

@@ -1,12 +1,19 @@
 """Interrupts that are not lost.
 
 Python raises KeyboardInterrupt wherever the program happens to be. Inside a finalizer or a callback of the garbage
-collector, of which JAX has some, it is printed and forgotten, and a long run would go on. So an interrupt is also noted
+collector, of which JAX has one, it is printed and forgotten, and a long run would go on. So an interrupt that comes
+there is put off for a moment. Some finalizers cannot be told from other functions; therefore an interrupt is also noted
 here, and ``solve`` looks between rounds.
 """
 
 import signal
+import threading
+from types import FrameType
 from typing import Any
+
+MOMENT = 0.02  # seconds
+NOT_HERE = ("__del__", "_xla_gc_callback")
+"""Functions in which an exception would be forgotten."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -20,9 +27,16 @@ def listen() -> None:
     """Note and raise what Ctrl-C and SIGTERM ask for; for programs, not for libraries."""
 
     def on(kind: type[KeyboardInterrupt]) -> Any:
-        def handler(number: int, frame: Any) -> None:
+        def handler(number: int, frame: FrameType | None) -> None:
             global _noted
             _noted = kind
+            while frame is not None:
+                if frame.f_code.co_name in NOT_HERE:
+                    again = threading.Timer(MOMENT, _send, (number,))
+                    again.daemon = True
+                    again.start()
+                    return
+                frame = frame.f_back
             raise kind
 
         return handler
@@ -30,6 +44,14 @@ def listen() -> None:
     signal.signal(signal.SIGTERM, on(Terminated))
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where interrupts are ignored
         signal.signal(signal.SIGINT, on(KeyboardInterrupt))
+
+
+def _send(number: int) -> None:
+    """Send a signal to this process, such that it wakes the main thread, where there is a way to."""
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
+    else:
+        signal.raise_signal(number)
 
 
 def check() -> None:

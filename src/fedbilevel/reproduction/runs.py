@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from fedbilevel import grid
+from fedbilevel import grid, processes
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.experiment import plain
 from fedbilevel.grid import Place
+from fedbilevel.processes import DIED, cores
 from fedbilevel.records import CONFIG, runs, write_atomically
 from fedbilevel.reproduction.curves import Curve, Reproduced
 from fedbilevel.reproduction.files import Method, Panel, Reproduction, Search, settings_of
@@ -81,21 +82,25 @@ def search(
     wanted = [method for method in made.methods if method.parameters == "found"]
     if asked is None or asked.found or not wanted:
         raise FedbilevelError(f"{made.id} has nothing to search for.")
-    found: list[dict[str, Any]] = []
-    with grid.processes(min(jobs or grid.cores(), grid.cores(), len(wanted))) as pool:
-        searches = [grid.submit(pool, _search_one, made, asked, method, out) for method in wanted]
-        try:
-            for number, search in enumerate(searches):
-                if progress is not None:
-                    progress(number, len(wanted))
-                found += search.result()
-        except BaseException as stop:
-            grid.end(pool, searches)
-            if isinstance(stop, KeyboardInterrupt):
-                stop.saved = f"Go on with the same command and --out {out.parent}"  # pyright: ignore
-            raise
-    write_atomically(out / "found.toml", tomli_w.dumps({"search": asked.conditions, "found": found}).encode())
-    return replace(made, found=settings_of({"found": found}))
+    found: dict[int, list[dict[str, Any]]] = {}
+    tell = lambda: progress(len(found), len(wanted)) if progress else None
+    tell()
+    workers = min(jobs or cores(), cores())
+    try:
+        for number, some in processes.calls(_search_one, [(made, asked, method, out) for method in wanted], workers):
+            if some is DIED:
+                raise FedbilevelError(
+                    f"{made.id}: the process that searched for {wanted[number].label} died (out of memory?). "
+                    f"The same command with --out {out.parent} goes on."
+                )
+            found[number] = some
+            tell()
+    except KeyboardInterrupt as interrupt:
+        interrupt.saved = f"Go on with the same command and --out {out.parent}"  # pyright: ignore
+        raise
+    lines = [line for number in sorted(found) for line in found[number]]
+    write_atomically(out / "found.toml", tomli_w.dumps({"search": asked.conditions, "found": lines}).encode())
+    return replace(made, found=settings_of({"found": lines}))
 
 
 def _search_one(made: Reproduction, asked: Search, method: Method, out: Path) -> list[dict[str, Any]]:

@@ -177,11 +177,13 @@ def data_cleaning(
     shape = pixels.shape[1:]
     widths = [hidden] * (layers - 1) if hidden else []
     network = lenet5(shape, classes) if model == "cnn" else mlp(int(np.prod(shape)), *widths, classes)
-    tested = jnp.asarray(test_images)
+    tested, of_validation = jnp.asarray(test_images), np.concatenate(val)
+    validated = jnp.asarray(pixels[of_validation])
 
     def metrics(x: Any, y: Any) -> dict[str, float]:
-        says = outputs(network.apply, y, tested).argmax(1)
-        seen = {"accuracy": float(np.mean(says == test_labels))}
+        right = lambda images, labels: float(np.mean(outputs(network.apply, y, images).argmax(1) == labels))
+        seen = {"accuracy": right(tested, test_labels)}
+        seen["validation_accuracy"] = right(validated, labels[of_validation])
         if 0 < truth[own].mean() < 1:
             seen["auc"] = scores.auc(truth[own], -np.asarray(x).reshape(own.shape)[own])
         return seen
