@@ -2,12 +2,17 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import fedbilevel as fb
 from fedbilevel import processes
+from fedbilevel.errors import UnknownName
 from fedbilevel.processes import DIED
 
 
@@ -58,3 +63,72 @@ def test_the_watcher_is_told_while_calls_last(tmp_path: Path) -> None:
     told = []
     list(processes.calls(time.sleep, [(1.2,)], workers=1, tell=lambda: told.append(1)))
     assert len(told) >= 2
+
+
+def _raise(kind: str) -> None:
+    if kind == "name":
+        raise UnknownName("fruit", "aple", ["apple"])
+    if kind == "diverged":
+        raise fb.Diverged("round 3: NaN.", 3, ("x",))
+    raise Strange("odd", 1)
+
+
+class Strange(Exception):
+    """Cannot be made again from its arguments."""
+
+    def __init__(self, one: str, two: int) -> None:
+        super().__init__(one)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "sentence"),
+    [
+        ("name", UnknownName, "there is no fruit called 'aple': did you mean 'apple'?"),
+        ("diverged", fb.Diverged, "round 3: NaN."),
+        ("strange", fb.FedbilevelError, "Strange: odd"),
+    ],
+)
+def test_errors_come_through_as_they_were(kind: str, error: type[Exception], sentence: str) -> None:
+    with pytest.raises(error) as caught:
+        list(processes.calls(_raise, [(kind,)], workers=1))
+    assert str(caught.value) == sentence
+    if isinstance(caught.value, fb.Diverged):
+        assert (caught.value.round, caught.value.variables) == (3, ("x",))
+
+
+def _wait_until_interrupted(folder: Path) -> None:
+    try:
+        (folder / "begun").write_text(str(os.getpid()))
+        time.sleep(60)
+    except KeyboardInterrupt:
+        (folder / "saved").touch()
+        raise
+
+
+def test_nobody_outlives_a_parent_that_was_killed(tmp_path: Path) -> None:
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from pathlib import Path
+from fedbilevel import processes
+from test_processes import _wait_until_interrupted
+if __name__ == "__main__":
+    list(processes.calls(_wait_until_interrupted, [(Path({str(tmp_path)!r}),)], workers=1))
+"""
+    (tmp_path / "parent.py").write_text(code)
+    parent = subprocess.Popen([sys.executable, str(tmp_path / "parent.py")])
+    begun = tmp_path / "begun"
+    wait_for(lambda: begun.exists() and begun.read_text())
+    child = int(begun.read_text())
+    parent.kill()
+    parent.wait()
+    wait_for(lambda: (tmp_path / "saved").exists())
+    wait_for(lambda: not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text())
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    for _ in range(1200):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it did not happen")

@@ -1,9 +1,11 @@
 """``fedbilevel reproduce``: what is run, what is said about it, and that nothing but the runs decides."""
 
 import csv
+import fcntl
 import inspect
 import json
 import math
+import os
 import re
 import shutil
 import tomllib
@@ -221,6 +223,33 @@ def test_a_smoke_run_can_be_judged(id: str) -> None:
         assert all(each.numbers for each in claims)
 
 
+def test_the_distance_of_an_approach_is_that_of_every_seed() -> None:
+    """Seeds to both sides are not close in the mean."""
+    row = lambda end: [{"round": 0, "error": 0.0}, {"round": 40, "error": end}]
+    panels, (one, two) = SMALL.panels, SMALL.methods[:2]
+    ends = [(panels[0], 0, 1.0), (panels[0], 1, 1.0), (panels[1], 0, 5.0), (panels[1], 1, -5.0)]
+    made = [Curve(p, one, seed, row(end)) for p, seed, end in ends]
+    made += [Curve(p, two, seed, row(0.0)) for p in panels for seed in (0, 1)]
+    both: dict[str, Any] = {"panels": ["all", "half"], "methods": ["FedBiO", "SimFBO"], "kind": "approach"}
+    assert not judge(reproduction.Reproduced(SMALL, made), **both)
+
+
+def test_numbers_that_are_not_compared_are_those_of_all_seeds(done: reproduction.Reproduced) -> None:
+    fewer = replace(done, curves=[c for c in done.curves if c.method.label != "SimFBO" or c.seed == 1])
+    value = float(np.mean(errors(done, 0, 0, 40)))
+    both: dict[str, Any] = {"kind": "bound", "methods": ["FedBiO", "SimFBO"], "most": 1e9}
+    shown = Judge(fewer, "printed").claim(Claim("", panels=["all"], column="the end", **both)).numbers
+    assert f"FedBiO {value:.4f}" in shown
+
+
+def test_a_mean_on_the_way_ends_at_the_moment_of_the_column() -> None:
+    history = [{"round": n, "error": float(n)} for n in (0, 10, 20, 40)]
+    curve = Curve(SMALL.panels[0], SMALL.methods[0], 0, history)
+    assert curve.mean(Column("", "error", at=30), "round") == pytest.approx(15)
+    assert curve.mean(Column("", "error", at=20, scale=2.0), "round") == pytest.approx(20)
+    assert curve.mean(Column("", "error"), "round") == pytest.approx(20)
+
+
 def test_best_is_over_panels_and_level_is_two_sided(done: reproduction.Reproduced) -> None:
     ends = {(p, n): float(np.mean(errors(done, p, n, 40))) for p in (0, 1) for n in (0, 1)}
     order = ["all", "half"] if ends[0, 0] < ends[1, 0] else ["half", "all"]  # lower is better
@@ -339,8 +368,54 @@ def test_what_another_search_found_is_not_used(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(files, "FOLDER", tmp_path / "experiments")
     assert reproduction.read("mefbo-fig1").found == reproduction.read("mefbo-table2").found != {}
     path = tmp_path / "experiments" / "mefbo-table2.toml"
-    path.write_text(re.sub(r"trials = \d+", "trials = 7", path.read_text()))
+    text = path.read_text()
+    path.write_text(re.sub(r"trials = \d+", "trials = 7", text))
     assert reproduction.read("mefbo-fig1").found == reproduction.read("mefbo-table2").found == {}
+    # Nor what was found for a method that has become another one, or began elsewhere.
+    labels = lambda: {label for label, _ in reproduction.read("mefbo-table2").found}
+    path.write_text(text.replace("settings = { hessian_steps = 5 }", "settings = { hessian_steps = 4 }"))
+    assert labels() == {"FedNest", "SimFBO", "MeFBO"}
+    path.write_text(text.replace("lr_upper = 0.2, lr_lower = 0.1,", "lr_upper = 0.3, lr_lower = 0.1,"))
+    assert labels() == {"FedNest", "L-FedNest", "MeFBO"}
+    path.write_text(text.replace("dropout = 0.5", "dropout = 0.4"))
+    assert labels() == set()
+
+
+def test_curves_of_other_settings_are_refused(done: reproduction.Reproduced, tmp_path: Path) -> None:
+    reproduction.write(done, tmp_path, "fedbilevel reproduce small")
+    kept = tmp_path / "small.csv"
+    assert len(reproduction.read_curves(SMALL, kept).curves) == len(done.curves)
+    shorter = replace(SMALL, run={**SMALL.run, "rounds": 30})
+    other = replace(SMALL, methods=[replace(SMALL.methods[0], settings={"lr_upper": 0.2}), *SMALL.methods[1:]])
+    for changed in (shorter, other):
+        with pytest.raises(fb.FedbilevelError, match=r"other settings than small has now \(all, FedBiO, printed\)"):
+            reproduction.read_curves(changed, kept)
+
+
+def test_the_page_names_the_seeds_that_were_run(done: reproduction.Reproduced, tmp_path: Path) -> None:
+    one = replace(done, curves=[curve for curve in done.curves if curve.seed == 1])
+    text = reproduction.write(one, tmp_path, "fedbilevel reproduce small").read_text()
+    assert "small.toml`: seed 1, 7 runs" in text
+    assert "small.toml`: seeds 0 to 1, 14 runs" in reproduction.write(done, tmp_path, "").read_text()
+
+
+def test_runs_without_a_result_are_no_result(folder: Path, tmp_path: Path, done: reproduction.Reproduced) -> None:
+    """What another process is at, or what failed by other reasons than that it diverged; the latter is tried again."""
+    shutil.copytree(folder, tmp_path / "runs")
+    places = sorted((tmp_path / "runs").glob("half-*-seed0"))
+    info = json.loads((places[0] / "run.json").read_text())
+    (places[0] / "run.json").write_text(json.dumps({**info, "status": "failed", "failure": "the disk is full."}))
+    shutil.rmtree(places[1])
+    places[1].mkdir()
+    (places[1] / ".lock").touch()  # a process was killed before it began
+    again = reproduction.run(SMALL, tmp_path / "runs")
+    strip = lambda curves: [[{**row, "seconds": 0} for row in c.history] for c in curves]
+    assert strip(again.curves) == strip(done.curves)
+    (places[2] / "run.json").write_text(json.dumps({**info, "status": "running", "process": os.getpid()}))
+    with (places[2] / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(fb.FedbilevelError, match=r"1 of 14 runs have no result.*another process is at work there"):
+            reproduction.run(SMALL, tmp_path / "runs")
 
 
 def test_a_search_has_the_same_budget_for_all_and_looks_at_another_seed(tmp_path: Path) -> None:
@@ -398,6 +473,17 @@ def test_files_that_name_what_is_not_there_are_refused(tmp_path: Path) -> None:
         replace(SMALL, claims=[Claim("x", "bound", ["FedBiO"], column="none")]),
         replace(SMALL, methods=[replace(SMALL.methods[0], panels=["nowhere"])]),
         replace(SMALL, methods=[replace(SMALL.methods[0], paper={"all": ["1"]})]),
+        replace(SMALL, methods=[SMALL.methods[0]] * 2),
+        replace(SMALL, claims=[Claim("x", "order", ["FedBiO"])]),
+        replace(SMALL, claims=[Claim("x", "bound", ["FedBiO"])]),
+        replace(SMALL, claims=[Claim("x", "bound", ["FedBiO"], most=1)], search=Search(seed=1)),
+        replace(
+            SMALL,
+            claims=[Claim("x", "bound", ["FedBiO"], most=1)],
+            search=Search(seed=3),
+            seeds=4,
+            methods=[replace(SMALL.methods[0], seeds=1), SMALL.methods[1]],
+        ),
     ):
         with pytest.raises(fb.FedbilevelError):
             check(wrong)

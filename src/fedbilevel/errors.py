@@ -2,13 +2,24 @@
 
 import difflib
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
 class FedbilevelError(Exception):
     """An error whose message is meant for the user. The command line prints it and exits with code 2."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """From one process to another, whatever arguments it was made of."""
+        return _made, (type(self), self.args, self.__dict__)
+
+
+def _made(kind: type[FedbilevelError], args: tuple[Any, ...], attributes: dict[str, Any]) -> FedbilevelError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
 
 
 class FedbilevelWarning(UserWarning):

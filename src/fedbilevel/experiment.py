@@ -377,7 +377,10 @@ def _run_alone(built: Built, folder: Path, progress: Progress | None) -> Finishe
     except (KeyboardInterrupt, Exception) as error:
         stopped = error.__cause__
         interrupted = isinstance(error, KeyboardInterrupt)
-        note(status="interrupted" if interrupted else "failed", failure="" if interrupted else str(error))
+        if interrupted:
+            note(status="interrupted", failure="")
+        else:
+            note(status="failed", failure=str(error), diverged=isinstance(error, Diverged))
         if isinstance(error, KeyboardInterrupt | Diverged):
             if isinstance(stopped, Stopped) and len(references) == len(wanted):
                 save_solution(stopped.result, folder)
@@ -511,7 +514,7 @@ def new_folder(name: str, out: Path | None) -> Path:
         out = next(path for path in names if not path.exists())
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if any(out.iterdir()):
+        if any(not path.name.startswith(".") for path in out.iterdir()):  # what is hidden, a killed process left
             raise FedbilevelError(
                 f"the folder {out} is not empty: choose another one with --out, so that nothing is overwritten."
             )

@@ -33,9 +33,15 @@ class Place(NamedTuple):
         return "" if run is None else run.status
 
     @property
-    def settled(self) -> bool:
-        """Whether it came to its end."""
+    def ended(self) -> bool:
+        """Whether nothing more is to be done now."""
         return self.status in ("finished", "failed")
+
+    @property
+    def settled(self) -> bool:
+        """Whether it has a result: to run it again would give the same. Other failures may be mended."""
+        run = run_in(self.folder)
+        return run is not None and (run.status == "finished" or bool(run.info.get("diverged")))
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,10 @@ class Member:
     @property
     def failure(self) -> str:
         """Why there is no result."""
-        return "" if self.done else str(self.run.info.get("failure") or "it did not finish.")
+        if self.done:
+            return ""
+        at_work = "another process is at work there." if self.run.status == "running" else "it did not finish."
+        return str(self.run.info.get("failure") or at_work)
 
     @property
     def done(self) -> bool:
@@ -71,7 +80,8 @@ def seconds(members: Sequence[Member]) -> float:
 
 
 def run(groups: Sequence[Sequence[Place]], progress: Callable[[int, int], None] | None = None, jobs: int = 0) -> None:
-    """Run all that have not come to their end; whatever fails is in its run folder.
+    """Run all that have no result yet, also those that failed before by other reasons than that they diverged; whatever
+    fails is in its run folder.
 
     Args:
         groups: those of a group stay in one process, where what has the same shapes is compiled only once.
@@ -80,7 +90,9 @@ def run(groups: Sequence[Sequence[Place]], progress: Callable[[int, int], None] 
     """
     places = [place for group in groups for place in group]
     left = [group for all_ in groups if (group := [place for place in all_ if not place.settled])]
-    tell = lambda: progress(sum(place.settled for place in places), len(places)) if progress else None
+    for place in (place for group in left for place in group if place.ended):
+        (place.folder / INFO).unlink()
+    tell = lambda: progress(sum(place.ended for place in places), len(places)) if progress else None
     tell()
     workers = min(jobs or cores(), cores(), len(left))
     if workers > 1:
@@ -93,11 +105,12 @@ def run(groups: Sequence[Sequence[Place]], progress: Callable[[int, int], None] 
 def _run_group(group: Sequence[Place], tell: Callable[[], None] | None = None) -> None:
     """One after the other."""
     for place in group:
-        with contextlib.suppress(Exception):
+        try:
             begun = (place.folder / CONFIG).exists()
             resume(place.folder) if begun else run_experiment(place.experiment, place.folder)
-        if not place.status:
-            _fail(place, "it could not be started.")
+        except Exception as error:
+            if place.status not in ("failed", "running"):  # it said so itself, or another process is at work there
+                _fail(place, f"it could not be started: {error}")
         if tell is not None:
             tell()
 
@@ -106,6 +119,7 @@ def _fail(place: Place, why: str) -> None:
     """Say in a member's folder that it failed."""
     run = run_in(place.folder)
     known = {"task": place.experiment.task, "name": place.folder.name} if run is None else run.info
+    place.folder.mkdir(parents=True, exist_ok=True)
     write_atomically(place.folder / INFO, json.dumps({**known, "status": "failed", "failure": why}).encode())
 
 
@@ -113,12 +127,12 @@ def _in_processes(groups: Sequence[Sequence[Place]], workers: int, tell: Callabl
     """A process that dies fails the member it was at, and no other."""
     left = list(groups)
     while left:
-        died = [n for n, result in processes.calls(_run_group, [(g,) for g in left], workers, tell) if result is DIED]
-        again = []
-        for group in (left[number] for number in died):
-            at, *others = [place for place in group if not place.settled] or [None]
+        with contextlib.closing(processes.calls(_run_group, [(group,) for group in left], workers, tell)) as results:
+            died = [left[number] for number, result in results if result is DIED]
+        left = []
+        for group in died:
+            at, *others = [place for place in group if not place.ended] or [None]
             if at is not None:
                 _fail(at, "its process died (out of memory?).")
-            again += [others] if others else []
-        left = again
+            left += [others] if others else []
     tell()

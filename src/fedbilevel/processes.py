@@ -3,13 +3,16 @@
 import contextlib
 import multiprocessing
 import os
+import pickle
 import signal
+import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.connection import Connection, wait
+from collections.abc import Callable, Generator, Iterator, Sequence
+from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
 from fedbilevel import interrupts
+from fedbilevel.errors import FedbilevelError
 
 DIED: Any = object()
 """What a call gave whose process died."""
@@ -19,14 +22,14 @@ class Worker(NamedTuple):
     """A process and the way to talk to it."""
 
     process: Any
-    connection: Connection
+    connection: Any
 
     @classmethod
     def start(cls) -> "Worker":
         spawn = multiprocessing.get_context("spawn")
         here, there = spawn.Pipe()
         process = spawn.Process(target=_work, args=(there,), daemon=True)
-        with _one_thread():
+        with _one_thread(), _deaf_to_interrupts():
             process.start()
         there.close()  # so that its end is noticed
         return cls(process, here)
@@ -37,9 +40,9 @@ def calls(
     arguments: Sequence[Sequence[Any]],
     workers: int,
     tell: Callable[[], None] | None = None,
-) -> Iterator[tuple[int, Any]]:
+) -> Generator[tuple[int, Any]]:
     """The number and the result of each call, in the order in which they end; ``DIED`` if its process died. What a call
-    raises is raised here. Then, or when nobody asks for the rest, the other calls are interrupted, and waited for: they
+    raises is raised here. Then, or when the generator is closed, the other calls are interrupted, and waited for: they
     save what they have.
 
     Args:
@@ -49,26 +52,28 @@ def calls(
         tell: called every half a second.
     """
     waiting = deque(enumerate(arguments))
-    idle: list[Worker] = []
-    busy: dict[Connection, tuple[int, Worker]] = {}
+    everyone: list[Worker] = []
+    busy: dict[Any, tuple[int, Worker]] = {}
     try:
         while waiting or busy:
             while waiting and len(busy) < workers:
-                number, some = waiting.popleft()
-                worker = idle.pop() if idle else Worker.start()
-                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # if it is dead, that is seen below
-                    worker.connection.send((function, some))
-                busy[worker.connection] = number, worker
-            for connection in wait([*busy], timeout=0.5):
-                assert isinstance(connection, Connection)
-                number, worker = busy.pop(connection)
-                try:
-                    result, error = connection.recv()
-                except (EOFError, ConnectionResetError):
-                    worker.process.join()
-                    yield number, DIED
+                idle = [worker for worker in everyone if worker.connection not in busy]
+                if not idle:
+                    everyone.append(Worker.start())
                     continue
-                idle.append(worker)
+                number, some = waiting.popleft()
+                busy[idle[0].connection] = number, idle[0]
+                with contextlib.suppress(OSError):  # if it is dead, that is seen below
+                    idle[0].connection.send((function, some))
+            for connection in wait([*busy], timeout=0.5):
+                number, worker = busy[connection]
+                try:
+                    result, error = worker.connection.recv()
+                except (EOFError, OSError):
+                    everyone.remove(worker)
+                    worker.process.join()
+                    result, error = DIED, None
+                del busy[connection]
                 if error is not None:
                     raise error
                 yield number, result
@@ -77,8 +82,9 @@ def calls(
     finally:
         for _, worker in busy.values():
             worker.process.terminate()
-        for worker in (*idle, *(worker for _, worker in busy.values())):
+        for worker in everyone:
             worker.connection.close()
+        for worker in everyone:
             worker.process.join()
 
 
@@ -98,16 +104,44 @@ def _one_thread() -> Iterator[None]:
         os.environ["XLA_FLAGS"] = before
 
 
-def _work(connection: Connection) -> None:
+@contextlib.contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Ctrl-C reaches every process of a terminal. Those that are started here leave it to this one, which gets it after
+    this.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _work(connection: Any) -> None:
     """What a process does: one call after the other, until nobody has another one for it."""
-    # Ctrl-C reaches every process of a terminal; here only the parent acts on it, and ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     interrupts.listen()
-    with contextlib.suppress(EOFError, KeyboardInterrupt, BrokenPipeError, ConnectionResetError):
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with contextlib.suppress(EOFError, KeyboardInterrupt, OSError):
         while True:
             function, arguments = connection.recv()
             try:
                 result, error = function(*arguments), None
             except Exception as raised:
                 result, error = None, raised
-            connection.send((result, error))
+            try:
+                message = pickle.dumps((result, error))
+                pickle.loads(message)  # some errors cannot be made again
+            except Exception:
+                message = pickle.dumps((None, FedbilevelError(f"{type(error).__name__}: {error}")))
+            connection.send_bytes(message)
+
+
+def _end_with_parent() -> None:
+    """Interrupt this process when the one that started it is gone: it saves what it has."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -4,10 +4,11 @@ The measure of a setting is its validation loss at its last (x, y): the task's `
 trained on, or else the upper loss, on all validation rows or on those that were ``kept_apart``. Methods whose model
 follows the upper loss, too (MeFBO, F2SA, the primal-dual method), fit the rows they see; only rows kept apart tell
 whether their settings are good. Test data and the task's metrics are never looked at.
-Settings are proposed by a tree-structured Parzen estimator, and those that are behind after a ninth or a third of the
-rounds are given up (successive halving), unless all shall go to their end. The first trial is what the task suggests,
-and is never given up. Or all points of a grid are tried, each to its end. All settings share one compiled program,
-since step sizes are its arguments (see ``engines/sweep.py``).
+Settings are proposed by a tree-structured Parzen estimator, and those that are not among the best third of all after a
+third of the rounds are given up, unless all shall go to their end. What diverges, however late, counts as worst and
+is in nobody's way. The first trial is what the task suggests, and is never given up. Or all points of a grid are
+tried, each to its end. All settings share one compiled program, since step sizes are its arguments (see
+``engines/sweep.py``).
 
 The folder holds ``study.db``, the memory of the search: after an interruption, the same command goes on.
 """
@@ -41,7 +42,7 @@ from fedbilevel.task import Task
 AROUND = 30.0
 """Where the task suggests a value, the search goes from a 30th of it to 30 times it."""
 REDUCTION = 3
-"""One of so many settings survives each test on the way."""
+"""After one of so many parts of the rounds, one of so many settings goes on."""
 
 
 class Range(NamedTuple):
@@ -179,11 +180,12 @@ def tune(
         trial = _ask(study, len(done), experiment.seed)
         changed = _as_fields(algorithm, _suggest(trial, space), tuning.tied)
         try:
-            value = _try(trial, task, dataclasses.replace(algorithm, **changed), names, rounds, experiment.seed, cohort)
+            tried = dataclasses.replace(algorithm, **changed)
+            value = _try(trial, task, tried, names, rounds, experiment.seed, cohort, tuning.prune)
             study.tell(trial, value)
         except FedbilevelError as failure:  # it diverged, or its values do not go together
             trial.set_user_attr("failure", str(failure))
-            study.tell(trial, state=_optuna().trial.TrialState.PRUNED)
+            study.tell(trial, math.inf)
         except _Pruned:
             study.tell(trial, state=_optuna().trial.TrialState.PRUNED)
         except KeyboardInterrupt as interrupt:
@@ -259,11 +261,6 @@ def _study(tuning: Tuning, built: Built, space: Space, out: Path | None) -> tupl
             storage=f"sqlite:///{folder / 'study.db'}",
             study_name="tuning",
             load_if_exists=True,
-            pruner=optuna.pruners.SuccessiveHalvingPruner(
-                min_resource=_test_every(experiment.rounds or built.task.rounds), reduction_factor=REDUCTION
-            )
-            if tuning.prune
-            else optuna.pruners.NopPruner(),
         )
     except Exception as error:
         raise FedbilevelError(
@@ -292,13 +289,6 @@ def _study(tuning: Tuning, built: Built, space: Space, out: Path | None) -> tupl
         study.enqueue_trial({**trial.system_attrs.get("fixed_params", {}), **trial.params}, user_attrs=trial.user_attrs)
         study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
     return study, folder
-
-
-def _test_every(rounds: int) -> int:
-    """Rounds between looks at the validation loss, and to the first test: the tests are after one, and then after
-    three of these.
-    """
-    return max(1, math.ceil(rounds / REDUCTION**2))
 
 
 def _ask(study: Any, done: int, seed: int) -> Any:
@@ -375,19 +365,20 @@ def _try(
     rounds: int,
     seed: int,
     cohort: Participation,
+    prune: bool,
 ) -> float:
     """The validation loss of a setting after all rounds."""
+    every = max(1, math.ceil(rounds / REDUCTION))
 
     def on_row(row: Row) -> None:
         if not math.isfinite(row["validation_loss"]):
             raise Diverged(f"round {row['round']}: the validation loss became NaN or infinite.", row["round"], ())
         if row["round"] > 0:
             trial.report(row["validation_loss"], row["round"])
-        if 0 < row["round"] < rounds and "suggested" not in trial.user_attrs and trial.should_prune():
+        if prune and row["round"] == every < rounds and "suggested" not in trial.user_attrs and _behind(trial, every):
             raise _Pruned
 
     engine = Shared(task, algorithm, names, cohort)
-    every, watched = _test_every(rounds), [validation_loss]
     result = solve(
         task,
         algorithm,
@@ -395,12 +386,23 @@ def _try(
         seed,
         cohort,
         every=every,
-        diagnostics=watched,
+        diagnostics=[validation_loss],
         engine=engine,
         metrics=False,
         callbacks=[on_row],
     )
     return result.metrics["validation_loss"]
+
+
+def _behind(trial: Any, after: int) -> bool:
+    """Whether a trial is not among the best third after so many rounds, of those that came so far and did not diverge
+    later.
+    """
+    failed = _optuna().trial.TrialState.FAIL
+    others = [t for t in trial.study.get_trials(deepcopy=False) if after in t.intermediate_values and t.state != failed]
+    values = {t.number: t.intermediate_values[after] for t in others if "failure" not in t.user_attrs}
+    better = sum(value < values[trial.number] for value in values.values())
+    return better >= max(1, len(values) // REDUCTION)
 
 
 def _finished(study: Any, algorithm: Algorithm, space: Space, tied: Mapping[str, Mapping[str, float]]) -> list[Trial]:
@@ -410,7 +412,7 @@ def _finished(study: Any, algorithm: Algorithm, space: Space, tied: Mapping[str,
     found = study.get_trials(deepcopy=False, states=[states.COMPLETE, states.PRUNED])
     for t in sorted(found, key=lambda t: "suggested" not in t.user_attrs):
         seen, failure = t.intermediate_values, t.user_attrs.get("failure", "")
-        state = "complete" if t.state == states.COMPLETE else "diverged" if failure else "pruned"
+        state = "diverged" if failure else "complete" if t.state == states.COMPLETE else "pruned"
         value = t.value if state == "complete" else seen[max(seen)] if seen and not failure else math.nan
         settings = _as_fields(algorithm, {name: t.params[name] for name in space}, tied)
         trials.append(Trial(t.number, state, value, max(seen, default=0), settings, failure))

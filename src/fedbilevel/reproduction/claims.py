@@ -13,6 +13,8 @@ from fedbilevel.reproduction.files import PARAMETERS, Claim, Column, Method, Pan
 
 ACROSS = ("best", "spread", "trend", "approach")
 """Kinds of claims that compare conditions."""
+ALONE = ("near", "bound")
+"""Kinds of claims that compare nobody with another."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ def _number(text: str) -> tuple[float, float]:
     >>> _number("97.12 ± 0.07"), _number("~2e-4")
     ((97.12, 0.07), (0.0002, 0.0))
     """
-    parts = [float(part) for part in re.findall(r"[\d.]+(?:e-?\d+)?", text)]
+    parts = [float(part) for part in re.findall(r"-?[\d.]+(?:e[+-]?\d+)?", text)]
     return parts[0], parts[1] if len(parts) > 1 else 0.0
 
 
@@ -43,6 +45,11 @@ class Judge:
     def method(self, label: str) -> Method:
         rows = [method for method in self.done.reproduction.methods if method.label == label]
         return next((method for method in rows if method.parameters == self.parameters), rows[0])
+
+    def name(self, label: str) -> str:
+        """A method, and its parameters if there are only others of it."""
+        method = self.method(label)
+        return label if method.parameters == self.parameters else method.title
 
     def panels(self, claim: Claim) -> list[Panel]:
         return [p for p in self.done.reproduction.panels if not claim.panels or p.title in claim.panels]
@@ -62,6 +69,8 @@ class Judge:
         """One number for each seed that all have which are compared: methods under a condition, or conditions, too.
         NaN where a run did not come to its end, also if its seed is not one of these.
         """
+        if claim.kind in ALONE:
+            return self.done.values(panel, self.method(label), column, claim.over)
         panels = self.panels(claim) if claim.kind in ACROSS else [panel]
         ran = [{c.seed for c in self.done.of(p, self.method(each))} for p in panels for each in claim.methods]
         common = set.intersection(*(seeds for seeds in ran if seeds)) if any(ran) else set()
@@ -85,7 +94,7 @@ class Judge:
                     all_ += 1
                     if not abs(ours - paper) <= max(claim.points, deviation):
                         numbers = f"{self.shown(panel, label, column, ours)} against {column.shown(paper)}"
-                        far.append(f"{_at(panel)}{label}, {column.title}: {numbers}")
+                        far.append(f"{_at(panel)}{self.name(label)}, {column.title}: {numbers}")
         words = f"{all_ - len(far)} of {all_} are"
         return all_ > 0 and not far, [f"{words}; not: {far[0]}", *far[1:]] if far else [words]
 
@@ -103,16 +112,14 @@ class Judge:
             values = [self.values(panel, label, column, claim) for label in claim.methods]
             better = [column.sign * (values[a] - values[b]) for a, b in pairs(len(values))]
             here = all(_positive(difference - claim.points) for difference in better)
-            seeds = min(int(np.sum(difference > claim.points)) for difference in better)
-            count = len(better[0])
-            note = " (no)" if not here else f" (in {seeds} of {count} seeds)" if seeds < count else ""
+            note = f" ({_lead(min(better, key=np.mean), column)})" if here else " (no)"
             numbers.append(f"{_at(panel)}{self._listed(panel, claim, column, values)}{note}")
             holds &= here
         return holds, numbers
 
     def _listed(self, panel: Panel, claim: Claim, column: Column, values: Sequence[np.ndarray]) -> str:
         pairs = zip(claim.methods, values, strict=True)
-        return ", ".join(f"{label} {self.shown(panel, label, column, some.mean())}" for label, some in pairs)
+        return ", ".join(f"{self.name(label)} {self.shown(panel, label, column, some.mean())}" for label, some in pairs)
 
     def level(self, claim: Claim) -> tuple[bool, list[str]]:
         holds, numbers = True, []
@@ -129,10 +136,11 @@ class Judge:
         holds, numbers = True, []
         for label in claim.methods:
             values = [self.values(panel, label, column, claim) for panel in self.panels(claim)]
-            holds &= all(_positive(column.sign * (values[0] - other)) for other in values[1:])
+            better = [_positive(column.sign * (values[0] - other)) for other in values[1:]]
+            holds &= bool(better) and all(better)
             pairs = zip(self.panels(claim), values, strict=True)
             shown = (f"{_at(panel)}{self.shown(panel, label, column, some.mean())}" for panel, some in pairs)
-            numbers.append(f"{label}, {', '.join(shown)}")
+            numbers.append(f"{self.name(label)}, {', '.join(shown)}")
         return holds, numbers
 
     def bound(self, claim: Claim) -> tuple[bool, list[str]]:
@@ -144,7 +152,7 @@ class Judge:
             for label in claim.methods:
                 value = float(self.values(panel, label, column, claim).mean())
                 holds &= low <= value <= high
-                numbers.append(f"{_at(panel)}{label} {self.shown(panel, label, column, value)}")
+                numbers.append(f"{_at(panel)}{self.name(label)} {self.shown(panel, label, column, value)}")
         return holds, numbers
 
     def spread(self, claim: Claim) -> tuple[bool, list[str]]:
@@ -152,34 +160,49 @@ class Judge:
         spreads, numbers = [], []
         for label in claim.methods:
             values = [float(self.values(panel, label, column, claim).mean()) for panel in self.panels(claim)]
-            ran = all(self.done.of(panel, self.method(label)) for panel in self.panels(claim))
-            diverges = ran and any(map(math.isnan, values))  # then it varies most; without runs nothing is known
+            runs = [self.done.of(panel, self.method(label)) for panel in self.panels(claim)]
+            ran = all(runs)
+            diverges = ran and any(map(ending, runs))  # then it varies most; without runs nothing is known
             spreads.append(math.inf if diverges else max(values) - min(values) if ran else math.nan)
-            numbers.append(f"{label} {'diverges' if diverges else column.shown(spreads[-1]) if ran else 'not run'}")
+            shown = "diverges" if diverges else column.shown(spreads[-1]) if ran else "not run"
+            numbers.append(f"{self.name(label)} {shown}")
         return all(spreads[0] < other for other in spreads[1:]), numbers
 
     def trend(self, claim: Claim) -> tuple[bool, list[str]]:
-        return self._along(claim, self._differences(claim), 1 if claim.direction == "rising" else -1)
+        means = np.array([differences.mean() for differences in self._differences(claim)])
+        return self._along(claim, means, 1 if claim.direction == "rising" else -1)
 
     def approach(self, claim: Claim) -> tuple[bool, list[str]]:
-        return self._along(claim, np.abs(self._differences(claim)), -1)
+        distances = np.array([np.abs(differences).mean() for differences in self._differences(claim)])
+        return self._along(claim, distances, -1)
 
-    def _differences(self, claim: Claim) -> np.ndarray:
-        """The first method minus the second, or the first alone, for every condition."""
+    def _differences(self, claim: Claim) -> list[np.ndarray]:
+        """The first method minus the second, or the first alone, for every condition and seed."""
         (column,) = self.columns(claim)
-        means = [[self.values(p, label, column, claim).mean() for label in claim.methods] for p in self.panels(claim)]
-        return np.array([first - (second[0] if second else 0.0) for first, *second in means])
+        each = lambda panel: [self.values(panel, label, column, claim) for label in claim.methods]
+        return [first - (second[0] if second else 0.0) for first, *second in map(each, self.panels(claim))]
 
     def _along(self, claim: Claim, values: np.ndarray, sign: int) -> tuple[bool, list[str]]:
         (column,) = self.columns(claim)
         pairs = zip(self.panels(claim), values, strict=True)
         shown = [f"{_at(panel)}{column.shown(value) if math.isfinite(value) else 'unknown'}" for panel, value in pairs]
-        return bool(np.all(np.diff(values) * sign > 0)), shown
+        return len(values) > 1 and bool(np.all(np.diff(values) * sign > 0)), shown
 
 
 def _positive(differences: np.ndarray) -> bool:
     """Whether numbers, one for each seed, are positive in the mean and for most seeds; never with NaN."""
     return bool(differences.mean() > 0 and np.mean(differences > 0) > 0.5)
+
+
+def _lead(differences: np.ndarray, column: Column) -> str:
+    """How far one is ahead of another: the mean over seeds with its standard error, and of how many seeds it is so."""
+    count = len(differences)
+    if count == 1:
+        return f"by {column.shown(differences[0])}, one seed"
+    error = differences.std(ddof=1) / math.sqrt(count)
+    seeds = int(np.sum(differences > 0))
+    most = "" if seeds == count else f", in {seeds} of {count} seeds"
+    return f"by {column.shown(differences.mean())} ± {column.shown(error)}{most}"
 
 
 def _at(panel: Panel) -> str:

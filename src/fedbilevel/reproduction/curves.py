@@ -14,9 +14,9 @@ import numpy as np
 
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.records import write_atomically
-from fedbilevel.reproduction.files import Column, Method, Panel, Reproduction
+from fedbilevel.reproduction.files import Column, Method, Panel, Reproduction, mark
 
-_RUN = ("condition", "method", "parameters", "seed", "failure")
+_RUN = ("condition", "method", "parameters", "seed", "settings", "failure")
 _ROW = ("round", "exchanges", "seconds")
 
 
@@ -52,8 +52,11 @@ class Curve:
         return float(np.interp(column.at, across, values)) * column.scale
 
     def mean(self, column: Column, against: str) -> float:
-        """The mean of a column's metric over the whole curve, the start included."""
+        """The mean of a column's metric over the whole curve up to its moment, the start included."""
         across, values = self.along(column.along or against), [row[column.metric] for row in self.history]
+        if column.at is not None:
+            values = [*np.array(values)[across < column.at], self.value(column, against) / column.scale]
+            across = np.append(across[across < column.at], column.at)
         return float(np.trapezoid(values, across) / (across[-1] - across[0])) * column.scale
 
 
@@ -92,10 +95,9 @@ def ending(curves: Sequence[Curve]) -> str:
     if not curves:
         return "not run"
     failed = [curve.failure for curve in curves if not curve.done]
-    rounds = [int(found[1]) for failure in failed if (found := re.search(r"round (\d+)", failure))]
-    if not rounds:
-        return f"did not finish in {len(failed)} of {len(curves)} seeds" if failed else ""
-    return f"diverged in {len(failed)} of {len(curves)} seeds, from round {min(rounds)} on"
+    rounds = [found[1] for failure in failed if (found := re.search(r"round (\d+)", failure))]
+    since = f", from round {min(map(int, rounds))} on" if rounds else ""
+    return f"diverged in {len(failed)} of {len(curves)} seeds{since}" if failed else ""
 
 
 def _metrics(made: Reproduction) -> list[str]:
@@ -109,7 +111,8 @@ def write(done: Reproduced, path: Path) -> None:
     rows = csv.writer(text)
     rows.writerow([*_RUN, *_ROW, *metrics])
     for c in done.curves:
-        run = [c.panel.title, c.method.label, c.method.parameters, c.seed, c.failure]
+        settings = mark(done.reproduction.experiment(c.panel, c.method, c.seed))
+        run = [c.panel.title, c.method.label, c.method.parameters, c.seed, settings, c.failure]
         if not c.history:  # it did not even start
             rows.writerow(run)
         for row in c.history:
@@ -136,5 +139,10 @@ def read(made: Reproduction, path: Path) -> Reproduced:
     }
     if unknown := {run[:3] for run in histories} - set(cases):
         raise FedbilevelError(f"{path} has curves that are not in the experiment: {', '.join(min(unknown))}.")
-    curves = [Curve(*cases[run[:3]], int(run[3]), history, run[4]) for run, history in histories.items()]
+    for *run, seed, settings, _ in histories:
+        if settings != mark(made.experiment(*cases[tuple(run)], int(seed))):
+            raise FedbilevelError(
+                f"{path} has curves of other settings than {made.id} has now ({', '.join(run)}): run it again."
+            )
+    curves = [Curve(*cases[run[:3]], int(run[3]), history, run[-1]) for run, history in histories.items()]
     return Reproduced(made, curves)

@@ -1,9 +1,12 @@
 """The files of the experiments: what a paper claims, under which conditions, of which methods, and what we run."""
 
+import hashlib
+import json
 import math
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.resources import files
 from typing import Any
 
@@ -231,6 +234,21 @@ class Reproduction:
         given = Experiment(str(self.task["name"]), method.algorithm, seed=seed, references=False)
         return given.changed({**settings, **run})
 
+    def searched(self, panel: Panel, method: Method) -> tuple[Experiment, dict[str, float]]:
+        """What the parameters of a method are searched for with, and where the search begins: with what is printed for
+        this condition; else with what the search has for this method.
+        """
+        asked = self.search or Search()
+        fixed = asked.fixed.get(method.label, {})
+        experiment = replace(self, found={(method.label, panel.title): fixed}).experiment(panel, method, asked.seed)
+        experiment = experiment.changed({f"task.{name}": value for name, value in asked.task.items()})
+        experiment = experiment.changed({"rounds": asked.rounds}) if asked.rounds else experiment
+        printed = [m for m in self.methods if (m.label, m.parameters) == (method.label, "printed")]
+        given = {**printed[0].settings, **printed[0].by_panel.get(panel.title, {})} if printed else {}
+        given = {**asked.start.get(method.label, {}), **given}
+        numbers = {name: value for name, value in given.items() if isinstance(value, int | float)}
+        return experiment, {name: value for name, value in numbers.items() if name not in fixed}
+
     def shortened(self) -> "Reproduction":
         """The smoke run: few rounds, one seed, and what ``quick`` says."""
         quick = dict(self.quick)
@@ -249,6 +267,17 @@ class Reproduction:
             columns=[replace(column, at=None) for column in self.columns],
             claims=[claim for claim in self.claims if {*claim.panels} <= {panel.title for panel in kept}],
         )
+
+
+def mark(experiment: Experiment, *more: Any) -> str:
+    """A short name of all that a run depends on but the seed: where it is kept beside a result, one sees whether the
+    result is still that of the file.
+    """
+    default = Experiment(experiment.task, experiment.algorithm)
+    given = {name: value for name, value in asdict(experiment).items() if name not in ("seed", "places")}
+    changed = {name: value for name, value in given.items() if value != getattr(default, name)}
+    content = [experiment.task, experiment.algorithm, changed, *more]
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
 FOLDER = files("fedbilevel") / "experiments"
@@ -279,9 +308,16 @@ def read(id: str) -> Reproduction:
     elif search is not None and (path := FOLDER / "found" / f"{id}.toml").is_file():
         found = tomllib.loads(path.read_text())
         if found["search"] == search.conditions:  # else it is what another search found
-            made = replace(made, found=settings_of(found))
+            made = replace(made, found=settings_of({"found": [each for each in found["found"] if _fits(made, each)]}))
     check(made)
     return made
+
+
+def _fits(made: Reproduction, found: Mapping[str, Any]) -> bool:
+    """Whether this was found for a method and a condition as the file has them now."""
+    cases = {(m.label, p.title): (p, m) for p, m in made.cases() if m.parameters == "found"}
+    case = cases.get((found["method"], found["panel"]))
+    return case is not None and found["of"] == mark(*made.searched(*case))
 
 
 def settings_of(found: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, Any]]:
@@ -300,17 +336,25 @@ def check(made: Reproduction) -> None:
         wrong = [title for title, values in method.paper.items() if len(values) != len(made.columns)]
         if unknown or wrong or method.parameters not in PARAMETERS:
             raise FedbilevelError(f"{made.id}: {method.title} names panels or columns that are not there.")
+    names = [*(panel.title for panel in made.panels), *(method.title for method in made.methods)]
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise FedbilevelError(f"{made.id}: there are two of {twice[0]}.")
     if made.search is not None:
         if {*made.search.start, *made.search.fixed, *made.search.tied} - labels or {*made.search.panels} - panels:
             raise FedbilevelError(f"{made.id}: the search names methods or panels that are not there.")
         if made.search.seeds > 1 and not made.search.grid:
             raise FedbilevelError(f"{made.id}: only a search on a grid can have several seeds.")
-        if made.seeds_of(made.panels[0], made.methods[0])[-1] >= made.search.seed:
-            raise FedbilevelError(f"{made.id}: the seeds from {made.search.seed} on are those of the search.")
+        used = read(made.search.found).search if made.search.found else made.search
+        if used is not None and max(made.seeds_of(p, m)[-1] for p, m in made.cases()) >= used.seed:
+            raise FedbilevelError(f"{made.id}: the seeds from {used.seed} on are those of the search.")
     if all(claim.ours for claim in made.claims):
         raise FedbilevelError(f"{made.id} has no claim of the paper.")
     for claim in made.claims:
         if {*claim.panels} - panels or {*claim.methods} - labels or claim.kind not in KINDS:
             raise FedbilevelError(f"{made.id}: the claim '{claim.words}' names what is not there.")
+        least = {"order": 2, "ahead": 2, "level": 2, "spread": 2, "approach": 2}.get(claim.kind, 1)
+        bounds = [bound for bound in (claim.least, claim.most) if bound is not None]
+        if len(claim.methods) < least or (claim.kind == "bound" and not bounds):
+            raise FedbilevelError(f"{made.id}: the claim '{claim.words}' has too few methods, or no bound.")
         if claim.column and claim.column not in {column.title for column in made.columns}:
             raise FedbilevelError(f"{made.id}: the claim '{claim.words}' names no column.")

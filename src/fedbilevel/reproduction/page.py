@@ -71,9 +71,8 @@ def _page(done: Reproduced, command: str) -> str:
         "",
         f"    {command}",
         "",
-        f"with `src/fedbilevel/experiments/{made.id}.toml`: seeds {made.first_seed} to "
-        f"{made.first_seed + made.seeds - 1}, "
-        f"{len(done.curves)} runs{_cost(done)}, fedbilevel {version('fedbilevel')}.",
+        f"with `src/fedbilevel/experiments/{made.id}.toml`: {_seeds(done)}, {len(done.curves)} runs{_cost(done)}, "
+        f"fedbilevel {version('fedbilevel')}.",
     ]
     if made.search is not None:
         lines += ["", "*Search*: " + _searched(made, made.search)]
@@ -96,11 +95,17 @@ def _page(done: Reproduced, command: str) -> str:
     return "\n".join(lines)
 
 
+def _seeds(done: Reproduced) -> str:
+    """Those that were run, whatever the file asks for."""
+    seeds = sorted({curve.seed for curve in done.curves})
+    return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
+
+
 def _cost(done: Reproduced) -> str:
     """How long it took."""
     if math.isnan(done.minutes):
         return ""
-    return f", {done.minutes:.0f} minutes of computing (all runs together, without compiling; runs go side by side)"
+    return f", {done.minutes:.0f} minutes of computing (all runs together; they go side by side)"
 
 
 def _searched(made: Reproduction, search: Search) -> str:
@@ -115,8 +120,9 @@ def _searched(made: Reproduction, search: Search) -> str:
     parts = [
         f"{search.budget} trials{f' ({grid or ranges})' if grid or ranges else ''}",
         "the first of them the printed one where there is one" if ranges else "",
+        "where there are several conditions, one more with what was found before" if len(search.panels) > 1 else "",
         *(
-            f"{name} of {label} being {' + '.join(f'{factor:g} {other}' for other, factor in others.items())}"
+            f"{name} of {label} being {' + '.join(_times(factor, other) for other, factor in others.items())}"
             for label, tied in search.tied.items()
             for name, others in tied.items()
         ),
@@ -142,6 +148,11 @@ def _found(made: Reproduction) -> list[str]:
             for label, panel, settings in rows
         ),
     ]
+
+
+def _times(factor: float, name: str) -> str:
+    """A parameter times a factor."""
+    return name if factor == 1 else f"{factor:g} {name}"
 
 
 def _short(value: Any) -> str:

@@ -1,5 +1,6 @@
 """The runs of an experiment, and the searches for parameters before them."""
 
+import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from fedbilevel.grid import Place
 from fedbilevel.processes import DIED, cores
 from fedbilevel.records import CONFIG, runs, write_atomically
 from fedbilevel.reproduction.curves import Curve, Reproduced
-from fedbilevel.reproduction.files import Method, Panel, Reproduction, Search, settings_of
+from fedbilevel.reproduction.files import Method, Reproduction, Search, mark, settings_of
 from fedbilevel.tuning import Tuned, Tuning, tune
 
 
@@ -44,6 +45,12 @@ def run(
     except KeyboardInterrupt as interrupt:
         interrupt.saved = f"Go on with the same command and --out {folder}"  # pyright: ignore
         raise
+    if unsettled := [place for place, *_ in members if not place.settled]:
+        why = grid.Member(runs(unsettled[0].folder)[0]).failure
+        raise FedbilevelError(
+            f"{len(unsettled)} of {len(members)} runs have no result, the first of them {unsettled[0].folder.name}: "
+            f"{why} The same command with --out {folder} goes on."
+        )
     curves = []
     for place, panel, method, seed in members:
         member = grid.Member(runs(place.folder)[0])
@@ -87,14 +94,16 @@ def search(
     tell()
     workers = min(jobs or cores(), cores())
     try:
-        for number, some in processes.calls(_search_one, [(made, asked, method, out) for method in wanted], workers):
-            if some is DIED:
-                raise FedbilevelError(
-                    f"{made.id}: the process that searched for {wanted[number].label} died (out of memory?). "
-                    f"The same command with --out {out.parent} goes on."
-                )
-            found[number] = some
-            tell()
+        calls = processes.calls(_search_one, [(made, asked, method, out) for method in wanted], workers)
+        with contextlib.closing(calls) as results:
+            for number, some in results:
+                if some is DIED:
+                    raise FedbilevelError(
+                        f"{made.id}: the process that searched for {wanted[number].label} died (out of memory?). "
+                        f"The same command with --out {out.parent} goes on."
+                    )
+                found[number] = some
+                tell()
     except KeyboardInterrupt as interrupt:
         interrupt.saved = f"Go on with the same command and --out {out.parent}"  # pyright: ignore
         raise
@@ -107,16 +116,13 @@ def _search_one(made: Reproduction, asked: Search, method: Method, out: Path) ->
     """What was found for one row, condition by condition; each search also tries what was found before."""
     fixed, found, first = asked.fixed.get(method.label, {}), [], []
     for panel in (p for p, m in made.cases() if m == method and (not asked.panels or p.title in asked.panels)):
-        experiment = replace(made, found={(method.label, panel.title): fixed}).experiment(panel, method, asked.seed)
-        experiment = experiment.changed({f"task.{name}": value for name, value in asked.task.items()})
-        experiment = experiment.changed({"rounds": asked.rounds}) if asked.rounds else experiment
+        experiment, start = made.searched(panel, method)
         name = _slug(f"{panel.title} {method.label}")
         if asked.grid:
             seeds = range(asked.seed, asked.seed + asked.seeds)
             tunings = [Tuning.on_grid(experiment.changed({"seed": n}), asked.grid, asked.kept_apart) for n in seeds]
             places = [out / f"{name}-seed{n}" for n in seeds]
         else:
-            start = {name: value for name, value in _start(made, asked, method, panel).items() if name not in fixed}
             tuning = Tuning(
                 experiment,
                 asked.trials + len(first),
@@ -133,7 +139,8 @@ def _search_one(made: Reproduction, asked: Search, method: Method, out: Path) ->
             loss, settings = _best(tuned)
         except FedbilevelError as error:
             raise FedbilevelError(f"{made.id}, {method.label}, {panel.title}: {error}") from error
-        which = {"method": method.label, "panel": panel.title, "trials": len(tuned[0].trials)}
+        which = {"method": method.label, "panel": panel.title, "of": mark(experiment, start)}
+        which |= {"trials": len(tuned[0].trials)}
         losses = {"loss": loss, "first_loss": float(np.mean([each.suggested.value for each in tuned]))}
         shown = {name: plain(value) for name, value in settings.items()}
         found.append({**which, **losses, "settings": {**fixed, **shown}})
@@ -143,20 +150,14 @@ def _search_one(made: Reproduction, asked: Search, method: Method, out: Path) ->
 
 def _best(tuned: Sequence[Tuned]) -> tuple[float, Mapping[str, Any]]:
     """The least mean loss over seeds, of settings that came to their end with all of them."""
-    losses: dict[str, list[float]] = {}
     settings = {str(trial.settings): trial.settings for each in tuned for trial in each.trials}
-    for trial in (trial for each in tuned for trial in each.trials if trial.state == "complete"):
-        losses.setdefault(str(trial.settings), []).append(trial.value)
-    means = {point: float(np.mean(values)) for point, values in losses.items() if len(values) >= len(tuned)}
+    losses = [
+        {str(trial.settings): trial.value for trial in each.trials if trial.state == "complete"} for each in tuned
+    ]
+    means = {
+        point: float(np.mean([of[point] for of in losses])) for point in settings if all(point in of for of in losses)
+    }
     if not means:
         raise FedbilevelError("no setting came to its end with every seed.")
     best = min(means, key=means.__getitem__)
     return means[best], settings[best]
-
-
-def _start(made: Reproduction, asked: Search, method: Method, panel: Panel) -> dict[str, float]:
-    """Where a search begins: with what is printed for this condition; else with what the search has for it."""
-    printed = [m for m in made.methods if (m.label, m.parameters) == (method.label, "printed")]
-    given = {**printed[0].settings, **printed[0].by_panel.get(panel.title, {})} if printed else {}
-    given = {**asked.start.get(method.label, {}), **given}
-    return {name: value for name, value in given.items() if isinstance(value, int | float)}

@@ -132,7 +132,8 @@ def client_weighting(
         x = np.asarray(x, float)
         says = outputs(network.apply, y, tested).argmax(1)
         weights = {f"weight_{m}": weight for m, weight in enumerate(x)}
-        return {"accuracy": float(np.mean(says == right)), "noise_weight": float(x[good:].sum()), **weights}
+        of_noise, off = float(x[good:].sum()), float(np.abs(x - best).sum())
+        return {"accuracy": float(np.mean(says == right)), "noise_weight": of_noise, "weight_error": off, **weights}
 
     best = np.zeros(clients)
     best[:good] = [len(group) / CLASSES for group in LABELS] if partition == "labels" else 1 / good
