@@ -1,6 +1,7 @@
 """Tuning: by the validation loss alone, from the suggested setting on, through interruptions."""
 
 import csv
+import fcntl
 import json
 import math
 import os
@@ -310,3 +311,43 @@ def test_what_is_tied_is_a_sum_of_others(tmp_path: Path) -> None:
     assert tuning.validation_loss(task, result.x, result.y) == pytest.approx(tuned.best.value)
     with pytest.raises(fb.FedbilevelError, match="tied to local_steps, which is not tuned"):
         tune(replace(ask(5), tied={"lr_adjoint": {"local_steps": 1.0}}), tmp_path / "u")
+
+
+def test_a_setting_that_diverges_late_is_in_nobodys_way(tmp_path: Path) -> None:
+    """It counts as worst, and those behind it at the test are not given up for it."""
+    optuna = pytest.importorskip("optuna")
+    study = optuna.create_study()
+    float_ = optuna.distributions.FloatDistribution(0.0, 1.0)
+    complete, pruned = optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED
+
+    def add(state: Any, at_test: float, value: float | None = None, **attributes: str) -> None:
+        made = optuna.trial.create_trial(
+            state=state, value=value, params={"a": 0.5}, distributions={"a": float_},
+            intermediate_values={6: at_test}, user_attrs=attributes,
+        )  # fmt: skip
+        study.add_trial(made)
+
+    def behind(at_test: float) -> bool:
+        trial = study.ask()
+        trial.report(at_test, 6)
+        said = tuning._behind(trial, 6)
+        study.tell(trial, state=optuna.trial.TrialState.FAIL)  # so that it does not count for the next one
+        return said
+
+    assert not behind(9.0)  # the first one
+    add(complete, 0.1, float("inf"), failure="round 8: NaN.")
+    add(complete, 0.5, 0.4)
+    for value in (0.6, 0.7, 0.8):
+        add(pruned, value)
+    assert not behind(0.4)
+    assert behind(0.55)
+    add(pruned, 0.9)
+    assert not behind(0.55)  # the second of six
+
+
+def test_two_processes_do_not_search_in_one_folder(tmp_path: Path) -> None:
+    tune(ask(2), tmp_path / "t")
+    with (tmp_path / "t" / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(fb.FedbilevelError, match="another process is at work"):
+            tune(ask(3), tmp_path / "t")

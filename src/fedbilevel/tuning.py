@@ -35,6 +35,7 @@ from fedbilevel.engines.plan import Program
 from fedbilevel.engines.sweep import Shared, number
 from fedbilevel.errors import Diverged, FedbilevelError, UnknownName
 from fedbilevel.experiment import Built, Experiment, convert, new_folder, plain
+from fedbilevel.records import alone
 from fedbilevel.schedules import Schedule
 from fedbilevel.solve import Row, solve
 from fedbilevel.task import Task
@@ -171,7 +172,22 @@ def tune(
             raise FedbilevelError(f"{name} is tied to {free[0]}, which is not tuned.")
     if not space:
         raise FedbilevelError("there is nothing to tune: every hyper-parameter with a range is set.")
-    study, folder = _study(tuning, built, space, out)
+    name = f"tune-{experiment.task}-{experiment.algorithm}-seed{experiment.seed}"
+    folder = out if out is not None and (out / "study.db").exists() else new_folder(name, out)
+    with alone(folder):
+        return _search(folder, tuning, built, space, progress)
+
+
+def _search(
+    folder: Path,
+    tuning: Tuning,
+    built: Built,
+    space: Space,
+    progress: Callable[[int, int, float | None], None] | None,
+) -> Tuned:
+    experiment, task, algorithm, _ = built
+    cohort = participation(experiment.participation(), len(task.clients))
+    study = _study(folder, tuning, built, space)
     rounds = experiment.rounds or task.rounds
     names = tuple(name for name, values in space.items() if isinstance(values, Range)) + tuple(tuning.tied)
     while len(done := _finished(study, algorithm, space, tuning.tied)) < tuning.trials:
@@ -249,12 +265,9 @@ def _optuna() -> Any:
     return optuna
 
 
-def _study(tuning: Tuning, built: Built, space: Space, out: Path | None) -> tuple[Any, Path]:
+def _study(folder: Path, tuning: Tuning, built: Built, space: Space) -> Any:
     """The search in this folder: a new one, or the one that was interrupted there."""
     optuna, experiment = _optuna(), built.experiment
-    exists = out is not None and (out / "study.db").exists()
-    name = f"tune-{experiment.task}-{experiment.algorithm}-seed{experiment.seed}"
-    folder = out if out is not None and exists else new_folder(name, out)
     # SQLite keeps its promises when the process is killed; a file of records may end in half a line.
     try:
         study = optuna.create_study(
@@ -281,14 +294,15 @@ def _study(tuning: Tuning, built: Built, space: Space, out: Path | None) -> tupl
     if not study.trials:
         suggested = {name: values.suggested for name, values in space.items()}
         study.enqueue_trial(suggested, user_attrs={"suggested": True})
-    if not any("first" in trial.user_attrs for trial in study.trials):
-        for settings in tuning.first:
+    there = {trial.user_attrs.get("first") for trial in study.trials}
+    for place, settings in enumerate(tuning.first):
+        if place not in there:
             known = {name: value for name, value in settings.items() if name in space}
-            study.enqueue_trial(known, user_attrs={"first": True})
+            study.enqueue_trial(known, user_attrs={"first": place})
     for trial in interrupted:  # once more, from its start
         study.enqueue_trial({**trial.system_attrs.get("fixed_params", {}), **trial.params}, user_attrs=trial.user_attrs)
         study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-    return study, folder
+    return study
 
 
 def _ask(study: Any, done: int, seed: int) -> Any:

@@ -43,6 +43,8 @@ class Curve:
 
     def value(self, column: Column, against: str) -> float:
         """The number of a column; between two rows it is on the line between them."""
+        if column.metric not in self.history[-1]:
+            raise FedbilevelError(f"a run of {self.method.title} has no '{column.metric}' for '{column.title}'.")
         values = [row[column.metric] for row in self.history]
         if column.at is None:
             return float(values[-1]) * column.scale
