@@ -42,6 +42,8 @@ from fedbilevel.task import Task
 
 AROUND = 30.0
 """Where the task suggests a value, the search goes from a 30th of it to 30 times it."""
+AT_RANDOM = 6
+"""So many settings are tried before the search learns from them."""
 REDUCTION = 3
 """After one of so many parts of the rounds, one of so many settings goes on."""
 
@@ -193,7 +195,7 @@ def _search(
     while len(done := _finished(study, algorithm, space, tuning.tied)) < tuning.trials:
         if progress is not None:
             progress(len(done), tuning.trials, _least(done))
-        trial = _ask(study, len(done), experiment.seed)
+        trial = _ask(study, len(done))
         changed = _as_fields(algorithm, _suggest(trial, space), tuning.tied)
         try:
             tried = dataclasses.replace(algorithm, **changed)
@@ -305,10 +307,12 @@ def _study(folder: Path, tuning: Tuning, built: Built, space: Space) -> Any:
     return study
 
 
-def _ask(study: Any, done: int, seed: int) -> Any:
-    """The next trial. The random numbers depend on how many there are, so that an interruption does not matter."""
-    state = np.random.SeedSequence([seed, done]).generate_state(1)
-    study.sampler = _optuna().samplers.TPESampler(seed=int(state[0]))
+def _ask(study: Any, done: int) -> Any:
+    """The next trial. The random numbers depend on what was asked for and on how many there are, so that an
+    interruption does not matter, and that searches in a row do not try the same again.
+    """
+    state = np.random.SeedSequence([*study.user_attrs["asked"].encode(), done]).generate_state(1)
+    study.sampler = _optuna().samplers.TPESampler(n_startup_trials=AT_RANDOM, seed=int(state[0]))
     return study.ask()
 
 
