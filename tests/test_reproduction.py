@@ -325,6 +325,21 @@ def test_the_page_has_the_numbers_and_every_curve_is_kept(done: reproduction.Rep
             reproduction.read_curves(other, tmp_path / "small.csv")
 
 
+def test_a_page_is_written_from_the_curves_that_are_kept(tmp_path: Path) -> None:
+    """Also where the last digits, which are not kept, would be rounded to another number."""
+    row = lambda end: [
+        {"round": n, "exchanges": n, "seconds": 1.0, "error": error} for n, error in ((0, 9.0), (20, 1.0), (40, end))
+    ]
+    made = replace(SMALL, methods=SMALL.methods[:1], panels=SMALL.panels[:1], seeds=1)
+    curve = Curve(made.panels[0], made.methods[0], 0, row(0.12355000004))  # 0.1236, but 0.12355 is kept
+    path = reproduction.write(reproduction.Reproduced(made, [curve]), tmp_path, "fedbilevel reproduce small")
+    again = reproduction.read_curves(made, tmp_path / "small.csv")
+    assert again.curves[0].history[-1]["error"] == 0.12355
+    assert f"{0.12355:.4f}" != f"{0.12355000004:.4f}"
+    assert all(cell in path.read_text() for cell in table(again)[1])
+    assert reproduction.write(again, tmp_path / "again", "fedbilevel reproduce small").read_text() == path.read_text()
+
+
 def test_a_number_between_two_rows_is_on_the_line_between_them() -> None:
     history = [{"round": n, "exchanges": 3 * n, "error": n**2} for n in (0, 2, 4)]
     curve = Curve(SMALL.panels[0], SMALL.methods[0], 0, history)

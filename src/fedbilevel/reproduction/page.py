@@ -50,6 +50,7 @@ def write(done: Reproduced, folder: Path, command: str, keep: bool = True) -> Pa
         folder.mkdir(parents=True, exist_ok=True)
         if keep:
             curves.write(done, folder / f"{made.id}.csv")
+            done = curves.read(made, folder / f"{made.id}.csv")  # they give the same page again, to the last digit
         _draw(done).savefig(folder / f"{made.id}.png", dpi=80)
         path = folder / f"{made.id}.md"
         path.write_text(_page(done, command))
