@@ -80,7 +80,6 @@ class Method:
     paper: Mapping[str, Sequence[str]] = field(default_factory=dict)
     seeds: int = 0  # if not as many as the others
     communications: int = 0
-    found_as: str = ""  # the label that the parameters were found for, if it is another one
 
     @property
     def title(self) -> str:
@@ -218,8 +217,7 @@ class Reproduction:
         """One run of it."""
         found: Mapping[str, Any] = {}
         if method.parameters == "found":
-            label = method.found_as or method.label
-            of_method = {title: settings for (name, title), settings in self.found.items() if name == label}
+            of_method = {title: settings for (name, title), settings in self.found.items() if name == method.label}
             known = of_method.get(panel.title, next(iter(of_method.values()), None))
             if known is None:
                 raise FedbilevelError(

@@ -139,7 +139,7 @@ def _searched(made: Reproduction, search: Search) -> str:
 
 def _found(made: Reproduction) -> list[str]:
     """What was found, as a table."""
-    used = {method.found_as or method.label for method in made.methods if method.parameters == "found"}
+    used = {method.label for method in made.methods if method.parameters == "found"}
     rows = [(*key, settings) for key, settings in made.found.items() if key[0] in used]
     return [
         _line(["method", "searched under", "parameters"]),
