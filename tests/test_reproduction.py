@@ -211,8 +211,9 @@ def test_to_approach_is_to_come_closer_from_either_side(done: reproduction.Repro
 
 @pytest.mark.parametrize("id", sorted(IDS))
 def test_a_smoke_run_can_be_judged(id: str) -> None:
-    """By claims about what was run only."""
+    """By claims about what was run only. It leaves out no method."""
     made = reproduction.read(id).shortened()
+    assert {method.label for method in made.methods} == {method.label for method in reproduction.read(id).methods}
     row = {"round": 1, "exchanges": 2, "seconds": 0.1} | {column.metric: 0.5 for column in made.columns}
     start = row | {"round": 0, "exchanges": 0}
     curves = [Curve(p, m, s, [start, row]) for p, m in made.cases() for s in made.seeds_of(p, m)]

@@ -33,6 +33,7 @@ from fedbilevel.vectors import Vector, simplex
 Tree = Any
 Key = jax.Array
 Carry = TypeVar("Carry")
+Result = TypeVar("Result")
 Loss = Callable[..., jax.Array]
 
 
@@ -350,6 +351,15 @@ class Client:
         if times <= 1:
             return body(carry, jax.random.fold_in(key, 0), 0) if times else carry
         return lax.fori_loop(0, times, lambda i, carry: body(carry, jax.random.fold_in(key, i), i), carry)
+
+    def at_both(self, function: Callable[[Carry], Result], one: Carry, other: Carry) -> tuple[Result, Result]:
+        """``function(one), function(other)``, one after the other and compiled once: for what takes long to compile."""
+        if self.tally is not None:
+            with self.tally.repeated(2):
+                value = function(one)
+            return value, value
+        values = lax.map(function, jax.tree.map(lambda *both: jnp.stack(both), one, other))
+        return jax.tree.map(lambda pair: pair[0], values), jax.tree.map(lambda pair: pair[1], values)
 
 
 Step = Callable[..., tuple[Any, Any]]

@@ -1,6 +1,7 @@
 """FedBiOAcc-Local and DistBiOAcc."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
@@ -134,7 +135,7 @@ class FedBiOAccLocal(Algorithm):
         if memory.first is None:
             d = Pair(self.hypergradient(larger, z, b_x), larger.g.dy(*z, b_y))
         else:
-            z = self.restarted(larger, memory.first, x, first)
+            z = self.restarted(larger, memory.first, first, x)
             d = Pair(self.hypergradient(larger, z, first), memory.d.y)
         return self.descend(client, Local(z, d, t, memory.first), key, x, d.x, t)
 
@@ -165,9 +166,9 @@ class FedBiOAccLocal(Algorithm):
             old = local.z
             z, omega = self.follow(client, b_y, local, x, t)
         else:
-            old, z = (self.restarted(client, local.first, point, key) for point in (local.z.x, x))
-            omega = local.d.y
-        new, past = (self.hypergradient(client, point, b_x) for point in (z, old))
+            restarted = partial(self.restarted, client, local.first, key)
+            (z, old), omega = client.at_both(restarted, x, local.z.x), local.d.y
+        new, past = client.at_both(lambda point: self.hypergradient(client, point, b_x), z, old)
         nu = new + (1 - self.c_upper * alpha**2) * (local.d.x - past)
         return Local(z, Pair(nu, omega), t + 1, local.first)
 
@@ -186,7 +187,7 @@ class FedBiOAccLocal(Algorithm):
 
         return client.repeat(self.lower_steps, step, (local.z, local.d.y), key)
 
-    def restarted(self, client: Client, first: Vector, x: Vector, key: Key) -> Pair:
+    def restarted(self, client: Client, first: Vector, key: Key, x: Vector) -> Pair:
         """x with the y that is trained for this batch."""
         z = feasible(client, Pair(x, first))
         return Pair(z.x, trained(client, z, key, self.lr_lower, self.lower_steps, shared_batch=True))

@@ -248,11 +248,14 @@ class Reproduction:
         return experiment, {name: value for name, value in numbers.items() if name not in fixed}
 
     def shortened(self) -> "Reproduction":
-        """The smoke run: few rounds, one seed, and what ``quick`` says."""
+        """The smoke run: few rounds, one seed, and what ``quick`` says: ``rounds``, how many ``panels``, only the rows
+        with these ``parameters``, and options of the task.
+        """
         quick = dict(self.quick)
         rounds = int(quick.pop("rounds", 4))
-        only = quick.pop("panels", None)
-        kept = self.panels[:only]
+        kept = self.panels[: quick.pop("panels", None)]
+        parameters = quick.pop("parameters", None)
+        methods = [m for m in self.methods if parameters in (None, m.parameters)]
         run = {"rounds": rounds, "every": max(1, rounds // 2)}
         return replace(
             self,
@@ -261,7 +264,7 @@ class Reproduction:
             task={**self.task, **quick},
             run={**self.run, **run},
             panels=[replace(p, run={k: v for k, v in p.run.items() if k not in run}) for p in self.panels if p in kept],
-            methods=[replace(m, run={k: v for k, v in m.run.items() if k not in run}) for m in self.methods],
+            methods=[replace(m, run={k: v for k, v in m.run.items() if k not in run}) for m in methods],
             columns=[replace(column, at=None) for column in self.columns],
             claims=[claim for claim in self.claims if {*claim.panels} <= {panel.title for panel in kept}],
         )
