@@ -410,7 +410,7 @@ def _show_reproduced(done: reproduction.Reproduced) -> None:
         console.print(f"Claims, parameters: {reproduction.PARAMETERS[kind]}", highlight=False)
         for each in claims:
             console.print(
-                f"  {'holds' if each.holds else 'does not hold'}: {each.claim.words} ({each.numbers})",
+                f"  {each.word}: {each.claim.words} ({each.numbers})",
                 highlight=False,
                 markup=False,
             )

@@ -4,7 +4,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,11 +19,19 @@ ALONE = ("near", "bound")
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim, whether it holds, and the numbers it was judged by."""
+    """A claim, whether it holds, and the numbers it was judged by; ``partly``: it does under those of its conditions
+    that were run.
+    """
 
     claim: Claim
     holds: bool
     numbers: str
+    partly: bool = False
+
+    @property
+    def word(self) -> str:
+        """The answer in words."""
+        return "holds" if self.holds else "holds where it was run" if self.partly else "does not hold"
 
 
 def _number(text: str) -> tuple[float, float]:
@@ -62,8 +70,13 @@ class Judge:
 
     def claim(self, claim: Claim) -> Judged:
         judge = Judge(self.done, claim.parameters or self.parameters)
-        holds, numbers = getattr(judge, claim.kind)(claim)
-        return Judged(claim, holds, "; ".join(numbers))
+        panels = judge.panels(claim)
+        ran = [p for p in panels if all(self.done.of(p, judge.method(label)) for label in claim.methods)]
+        if len(ran) == len(panels) or not ran or claim.kind in ACROSS:
+            holds, numbers = getattr(judge, claim.kind)(claim)
+            return Judged(claim, holds, "; ".join(numbers))
+        partly, numbers = getattr(judge, claim.kind)(replace(claim, panels=[panel.title for panel in ran]))
+        return Judged(claim, False, "; ".join([*numbers, "not run under the other conditions"]), partly)
 
     def values(self, panel: Panel, label: str, column: Column, claim: Claim) -> np.ndarray:
         """One number for each seed that all have which are compared: methods under a condition, or conditions, too.

@@ -98,7 +98,7 @@ def ending(curves: Sequence[Curve]) -> str:
         return "not run"
     failed = [curve.failure for curve in curves if not curve.done]
     rounds = [found[1] for failure in failed if (found := re.search(r"round (\d+)", failure))]
-    since = f", from round {min(map(int, rounds))} on" if rounds else ""
+    since = f", from its round {min(map(int, rounds))} on" if rounds else ""
     return f"diverged in {len(failed)} of {len(curves)} seeds{since}" if failed else ""
 
 

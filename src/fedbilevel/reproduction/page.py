@@ -86,7 +86,7 @@ def _page(done: Reproduced, command: str) -> str:
     by = judged(done)
     lines += [_line(["claim", *(f"parameters: {PARAMETERS[kind]}" for kind in by)]), "|---" * (1 + len(by)) + "|"]
     for number, claim in enumerate(made.claims):
-        cells = [f"**{'holds' if of[number].holds else 'does not hold'}**: {of[number].numbers}" for of in by.values()]
+        cells = [f"**{of[number].word}**: {of[number].numbers}" for of in by.values()]
         lines.append(_line([claim.words, *cells]))
     if made.search is not None and made.found:
         lines += ["", "## Parameters that were found", "", *_found(made)]
@@ -121,14 +121,21 @@ def _searched(made: Reproduction, search: Search) -> str:
     parts = [
         f"{search.budget} trials{f' ({grid or ranges})' if grid or ranges else ''}",
         "the first of them the printed one where there is one" if ranges else "",
-        "where there are several conditions, one more with what was found before" if len(search.panels) > 1 else "",
+        "but for what is tied to others" if ranges and search.tied else "",
+        "where there are several conditions, one more with what was found before"
+        if len(search.panels) > 1 and not grid
+        else "",
         *(
             f"{name} of {label} being {' + '.join(_times(factor, other) for other, factor in others.items())}"
             for label, tied in search.tied.items()
             for name, others in tied.items()
         ),
-        "" if search.prune or grid else "each to its end",
-        f"of {search.rounds} rounds" if search.rounds else "of as many rounds as the runs have",
+        ""
+        if grid
+        else "given up after a third of the rounds where they were behind"
+        if search.prune
+        else "each to its end",
+        f"of {search.rounds} rounds" if search.rounds else f"of as many rounds as the runs of {made.id} have",
         "for every method marked *found by search*",
         f"under {' and '.join(map(repr, search.panels))}" if search.panels and len(made.panels) > 1 else "",
         f"seed {search.seed}" if search.seeds == 1 else f"seeds {search.seed} to {last}",
