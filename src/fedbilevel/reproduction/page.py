@@ -175,7 +175,7 @@ def _line(cells: Sequence[str]) -> str:
 
 def _draw(done: Reproduced) -> Figure:
     """A row for every metric, a column for every condition; bands are one standard deviation to each side, where there
-    is room for them.
+    is room for them. Runs that diverged are dotted lines, up to a cross.
     """
     made = done.reproduction
     metrics = list(made.curves) or [made.columns[-1].metric]
@@ -191,12 +191,18 @@ def _draw(done: Reproduced) -> Figure:
         settled: list[float] = []
         bands: list[tuple[np.ndarray, np.ndarray, np.ndarray, str]] = []
         for method in made.methods:
+            colour = f"C{labels.index(method.label) % 10}"
+            for curve in done.of(panel, method):
+                if not curve.done and curve.history:
+                    values = [row[metric] for row in curve.history]
+                    (line,) = axes.plot(curve.along(made.against), values, ":", color=colour, linewidth=0.9)
+                    axes.plot(curve.along(made.against)[-1:], values[-1:], "x", color=colour, markersize=4)
+                    shown.setdefault(f"{method.title}, diverged", line)
             some = [curve for curve in done.of(panel, method) if curve.done]
             if not some:
                 continue
             mean, deviation = band([curve.history for curve in some], metric)
             across = np.mean([curve.along(made.against) for curve in some], axis=0)
-            colour = f"C{labels.index(method.label) % 10}"
             (line,) = axes.plot(across, mean, lines[method.parameters], color=colour, linewidth=1.4)
             bands.append((across, mean, deviation, colour))
             shown.setdefault(method.title, line)
