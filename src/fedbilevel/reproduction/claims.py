@@ -72,11 +72,12 @@ class Judge:
         judge = Judge(self.done, claim.parameters or self.parameters)
         panels = judge.panels(claim)
         ran = [p for p in panels if all(self.done.of(p, judge.method(label)) for label in claim.methods)]
-        if len(ran) == len(panels) or not ran or claim.kind in ACROSS:
-            holds, numbers = getattr(judge, claim.kind)(claim)
+        whole = len(ran) == len(panels) or not ran or claim.kind in ACROSS
+        asked = claim if whole else replace(claim, panels=[panel.title for panel in ran])
+        holds, numbers = getattr(judge, claim.kind)(asked)
+        if whole:
             return Judged(claim, holds, "; ".join(numbers))
-        partly, numbers = getattr(judge, claim.kind)(replace(claim, panels=[panel.title for panel in ran]))
-        return Judged(claim, False, "; ".join([*numbers, "not run under the other conditions"]), partly)
+        return Judged(claim, False, "; ".join([*numbers, "not run under the other conditions"]), partly=holds)
 
     def values(self, panel: Panel, label: str, column: Column, claim: Claim) -> np.ndarray:
         """One number for each seed that all have which are compared: methods under a condition, or conditions, too.

@@ -263,7 +263,7 @@ class Reproduction:
             seeds=1,
             task={**self.task, **quick},
             run={**self.run, **run},
-            panels=[replace(p, run={k: v for k, v in p.run.items() if k not in run}) for p in self.panels if p in kept],
+            panels=[replace(p, run={k: v for k, v in p.run.items() if k not in run}) for p in kept],
             methods=[replace(m, run={k: v for k, v in m.run.items() if k not in run}) for m in methods],
             columns=[replace(column, at=None) for column in self.columns],
             claims=[claim for claim in self.claims if {*claim.panels} <= {panel.title for panel in kept}],

@@ -118,23 +118,19 @@ def _searched(made: Reproduction, search: Search) -> str:
     ranges = "; ".join(f"{name} from {low:g} to {high:g}" for name, (low, high) in search.ranges.items())
     last = search.seed + search.seeds - 1
     share = f"on {search.kept_apart:.0%} of the validation rows, which nothing was trained on"
+    again = "where there are several conditions, one more with what was found before"
+    ended = "given up after a third of the rounds where they were behind" if search.prune else "each to its end"
     parts = [
         f"{search.budget} trials{f' ({grid or ranges})' if grid or ranges else ''}",
         "the first of them the printed one where there is one" if ranges else "",
         "but for what is tied to others" if ranges and search.tied else "",
-        "where there are several conditions, one more with what was found before"
-        if len(search.panels) > 1 and not grid
-        else "",
+        again if len(search.panels) > 1 and not grid else "",
         *(
             f"{name} of {label} being {' + '.join(_times(factor, other) for other, factor in others.items())}"
             for label, tied in search.tied.items()
             for name, others in tied.items()
         ),
-        ""
-        if grid
-        else "given up after a third of the rounds where they were behind"
-        if search.prune
-        else "each to its end",
+        "" if grid else ended,
         f"of {search.rounds} rounds" if search.rounds else f"of as many rounds as the runs of {made.id} have",
         "for every method marked *found by search*",
         f"under {' and '.join(map(repr, search.panels))}" if search.panels and len(made.panels) > 1 else "",
@@ -192,13 +188,13 @@ def _draw(done: Reproduced) -> Figure:
         bands: list[tuple[np.ndarray, np.ndarray, np.ndarray, str]] = []
         for method in made.methods:
             colour = f"C{labels.index(method.label) % 10}"
-            for curve in done.of(panel, method):
-                if not curve.done and curve.history:
-                    values = [row[metric] for row in curve.history]
-                    (line,) = axes.plot(curve.along(made.against), values, ":", color=colour, linewidth=0.9)
-                    axes.plot(curve.along(made.against)[-1:], values[-1:], "x", color=colour, markersize=4)
-                    shown.setdefault(f"{method.title}, diverged", line)
-            some = [curve for curve in done.of(panel, method) if curve.done]
+            curves = done.of(panel, method)
+            for curve in (curve for curve in curves if not curve.done and curve.history):
+                across, values = curve.along(made.against), [row[metric] for row in curve.history]
+                (line,) = axes.plot(across, values, ":", color=colour, linewidth=0.9)
+                axes.plot(across[-1:], values[-1:], "x", color=colour, markersize=4)
+                shown.setdefault(f"{method.title}, diverged", line)
+            some = [curve for curve in curves if curve.done]
             if not some:
                 continue
             mean, deviation = band([curve.history for curve in some], metric)
