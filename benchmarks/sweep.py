@@ -20,10 +20,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedbilevel.engines.lanes import Lanes, Shared, _advance_one, _start_one, _with_numbers, number, numeric
 from fedbilevel.engines.participation import participation
 from fedbilevel.engines.simulation import Simulation
-from fedbilevel.engines.sweep import Lanes, Shared, _advance_one, _start_one, _with_numbers, number, numeric
-from fedbilevel.experiment import Experiment
+from fedbilevel.runs.experiment import Experiment
 
 TASKS = ("quadratic", "data-cleaning:digits", "data-cleaning:mnist", "hyper-representation:mnist")
 Run = Callable[[], Any]

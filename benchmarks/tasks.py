@@ -21,7 +21,7 @@ from jax import lax
 from benchmarks.engine import use_threads
 from fedbilevel.engines.participation import participation
 from fedbilevel.engines.simulation import Simulation
-from fedbilevel.experiment import Experiment
+from fedbilevel.runs.experiment import Experiment
 from fedbilevel.tasks import TASKS
 
 

@@ -17,7 +17,7 @@ import pytest
 
 import fedbilevel as fb
 from fedbilevel.core import Client, Clients, Key
-from fedbilevel.vectors import Vector, add, dot, norm
+from fedbilevel.core.vectors import Vector, add, dot, norm
 
 REAL = os.environ.get("FEDBILEVEL_DATA", "")
 real = pytest.mark.skipif(
@@ -152,7 +152,7 @@ def sample_weights(clients: int = 5, samples: int = 6, private: bool = True) -> 
 
 def here(*arguments: str, cwd: Path) -> tuple[int, str]:
     """The command line in this process, which is faster: its exit code, and what it says of errors."""
-    from fedbilevel.cli import main
+    from fedbilevel.cli.main import main
 
     argv, folder, show, said = sys.argv, Path.cwd(), warnings.showwarning, io.StringIO()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-from fedbilevel import data, diagnostics, schedules, tasks, vectors
+from fedbilevel import data, diagnostics, tasks
 from fedbilevel.algorithms import (
     AFL,
     ALGORITHMS,
@@ -32,19 +32,30 @@ from fedbilevel.algorithms import (
     SimFBO,
     StocBiO,
 )
-from fedbilevel.callbacks import Callback, MLflow, TensorBoard
-from fedbilevel.checkpoint import Checkpoints
-from fedbilevel.core import Algorithm, Client, Clients, Lookup, Objective, Problem, Replies, parameter
+from fedbilevel.core import (
+    Algorithm,
+    Client,
+    Clients,
+    Lookup,
+    Objective,
+    Problem,
+    Replies,
+    parameter,
+    schedules,
+    vectors,
+)
+from fedbilevel.core.task import Details, Reference, Task
+from fedbilevel.core.vectors import Vector
 from fedbilevel.engines.participation import Independent, Uniform
 from fedbilevel.engines.plan import plan
 from fedbilevel.errors import Diverged, FedbilevelError
-from fedbilevel.experiment import Experiment, resume
-from fedbilevel.records import load
-from fedbilevel.solve import Result, Stopped, solve
-from fedbilevel.sweep import sweep
-from fedbilevel.task import Details, Reference, Task
+from fedbilevel.runs.callbacks import Callback, MLflow, TensorBoard
+from fedbilevel.runs.experiment import Experiment, resume
+from fedbilevel.runs.solve import Result, Stopped, solve
+from fedbilevel.runs.sweep import sweep
+from fedbilevel.storage.checkpoints import Checkpoints
+from fedbilevel.storage.records import load
 from fedbilevel.tasks import TASKS
-from fedbilevel.vectors import Vector
 
 __version__ = version("fedbilevel")
 

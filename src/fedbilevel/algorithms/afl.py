@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
-from fedbilevel.vectors import Vector
+from fedbilevel.core.vectors import Vector
 
 
 class Server(NamedTuple):

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import jax
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
-from fedbilevel.descent import corrected_lower
+from fedbilevel.core.vectors import Vector
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.vectors import Vector
+from fedbilevel.mathematics.descent import corrected_lower
 
 
 class Server(NamedTuple):

@@ -6,10 +6,10 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedbilevel.compression import CountSketch, count_sketch, top_k
 from fedbilevel.core import Algorithm, Client, Clients, Key, Replies, parameter
-from fedbilevel.descent import local_sgd
-from fedbilevel.vectors import Vector
+from fedbilevel.core.vectors import Vector
+from fedbilevel.mathematics.compression import CountSketch, count_sketch, top_k
+from fedbilevel.mathematics.descent import local_sgd
 
 
 class Server(NamedTuple):

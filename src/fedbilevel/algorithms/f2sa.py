@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
-from fedbilevel.schedules import Schedule, constant, power
-from fedbilevel.vectors import Vector
+from fedbilevel.core.schedules import Schedule, constant, power
+from fedbilevel.core.vectors import Vector
 
 
 class Pair(NamedTuple):

@@ -7,9 +7,9 @@ from typing import ClassVar, Literal, NamedTuple
 import jax.numpy as jnp
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
-from fedbilevel.descent import local_sgd
+from fedbilevel.core.vectors import Vector
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.vectors import Vector
+from fedbilevel.mathematics.descent import local_sgd
 
 
 class Server(NamedTuple):

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
-from fedbilevel.hypergradient import Point, directions, feasible
-from fedbilevel.vectors import Vector, add, project_ball, sub
+from fedbilevel.core.vectors import Vector, add, project_ball, sub
+from fedbilevel.mathematics.hypergradient import Point, directions, feasible
 
 
 @dataclass(frozen=True)

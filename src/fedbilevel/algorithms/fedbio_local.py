@@ -6,9 +6,9 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import jax
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
-from fedbilevel.hypergradient import feasible
-from fedbilevel.neumann import Pair, check_restart, neumann_hypergradient, trained
-from fedbilevel.vectors import Vector
+from fedbilevel.core.vectors import Vector
+from fedbilevel.mathematics.hypergradient import feasible
+from fedbilevel.mathematics.neumann import Pair, check_restart, neumann_hypergradient, trained
 
 
 class Server(NamedTuple):

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
+from fedbilevel.core.schedules import Schedule, constant
+from fedbilevel.core.vectors import Vector, add, project_ball, sub
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.hypergradient import Point, directions, feasible
-from fedbilevel.schedules import Schedule, constant
-from fedbilevel.vectors import Vector, add, project_ball, sub
+from fedbilevel.mathematics.hypergradient import Point, directions, feasible
 
 
 class Server(NamedTuple):

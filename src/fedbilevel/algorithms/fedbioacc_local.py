@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
+from fedbilevel.core.schedules import Schedule, constant
+from fedbilevel.core.vectors import Vector
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.hypergradient import feasible
-from fedbilevel.neumann import Pair, check_restart, neumann_hypergradient, trained
-from fedbilevel.schedules import Schedule, constant
-from fedbilevel.vectors import Vector
+from fedbilevel.mathematics.hypergradient import feasible
+from fedbilevel.mathematics.neumann import Pair, check_restart, neumann_hypergradient, trained
 
 
 class Server(NamedTuple):

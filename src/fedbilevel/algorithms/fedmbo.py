@@ -6,8 +6,8 @@ from typing import NamedTuple
 import jax
 
 from fedbilevel.core import Algorithm, Client, Clients, Each, Key, parameter
-from fedbilevel.descent import corrected_upper
-from fedbilevel.vectors import Vector
+from fedbilevel.core.vectors import Vector
+from fedbilevel.mathematics.descent import corrected_upper
 
 
 class Server(NamedTuple):

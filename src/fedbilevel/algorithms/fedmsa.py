@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
+from fedbilevel.core.vectors import Vector, add, sub
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.hypergradient import Point, directions, feasible
-from fedbilevel.vectors import Vector, add, sub
+from fedbilevel.mathematics.hypergradient import Point, directions, feasible
 
 
 class Server(NamedTuple):

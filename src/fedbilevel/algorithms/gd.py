@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from fedbilevel.averages import Averages, Words, name_batches, named
 from fedbilevel.core import Client, Clients, Key, parameter
-from fedbilevel.neumann import Pair
-from fedbilevel.vectors import Vector, dot
+from fedbilevel.core.vectors import Vector, dot
+from fedbilevel.mathematics.averages import Averages, Words, name_batches, named
+from fedbilevel.mathematics.neumann import Pair
 
 
 @dataclass(frozen=True)

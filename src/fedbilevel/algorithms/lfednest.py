@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
-from fedbilevel.descent import corrected_lower, local_sgd
-from fedbilevel.neumann import Pair, neumann_hypergradient
-from fedbilevel.vectors import Vector
+from fedbilevel.core.vectors import Vector
+from fedbilevel.mathematics.descent import corrected_lower, local_sgd
+from fedbilevel.mathematics.neumann import Pair, neumann_hypergradient
 
 
 class Server(NamedTuple):

@@ -6,10 +6,10 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import jax
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
+from fedbilevel.core.vectors import Vector, add, sub
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.hypergradient import feasible
-from fedbilevel.neumann import Pair, local_directions
-from fedbilevel.vectors import Vector, add, sub
+from fedbilevel.mathematics.hypergradient import feasible
+from fedbilevel.mathematics.neumann import Pair, local_directions
 
 
 class State(NamedTuple):

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedbilevel.averages import DoubleMomentum
 from fedbilevel.core import Clients, parameter
-from fedbilevel.neumann import Pair
-from fedbilevel.vectors import Vector
+from fedbilevel.core.vectors import Vector
+from fedbilevel.mathematics.averages import DoubleMomentum
+from fedbilevel.mathematics.neumann import Pair
 
 
 @dataclass(frozen=True)

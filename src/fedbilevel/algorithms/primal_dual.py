@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
-from fedbilevel.vectors import Vector, dot, project_ball
+from fedbilevel.core.vectors import Vector, dot, project_ball
 
 
 class Server(NamedTuple):

@@ -6,11 +6,11 @@ from typing import ClassVar, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedbilevel.averages import Averages, Words, name_batches, named
 from fedbilevel.core import Client, Clients, Key, parameter
+from fedbilevel.core.vectors import Vector
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.neumann import Pair
-from fedbilevel.vectors import Vector
+from fedbilevel.mathematics.averages import Averages, Words, name_batches, named
+from fedbilevel.mathematics.neumann import Pair
 
 
 class Server(NamedTuple):

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from fedbilevel.averages import Averages
 from fedbilevel.core import Clients, parameter
-from fedbilevel.neumann import Pair
-from fedbilevel.vectors import Vector
+from fedbilevel.core.vectors import Vector
+from fedbilevel.mathematics.averages import Averages
+from fedbilevel.mathematics.neumann import Pair
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import jax
 
-from fedbilevel.averages import DoubleMomentum
 from fedbilevel.core import Clients, parameter
-from fedbilevel.neumann import Pair
-from fedbilevel.vectors import Vector
+from fedbilevel.core.vectors import Vector
+from fedbilevel.mathematics.averages import DoubleMomentum
+from fedbilevel.mathematics.neumann import Pair
 
 
 @dataclass(frozen=True)

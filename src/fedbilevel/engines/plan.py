@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedbilevel.core import Algorithm, Carry, Clients, Each, Key, Objective, Problem, Replies, Step, Tally
+from fedbilevel.core import Algorithm, Carry, Clients, Each, Key, Objective, Problem, Replies, Step, Tally, call
+from fedbilevel.core.task import Data, Layout, Task
+from fedbilevel.core.vectors import Vector, is_vector
 from fedbilevel.engines.participation import Everyone, Independent, Participation, check_sample
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.task import Data, Layout, Task
-from fedbilevel.vectors import Vector, is_vector
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,7 @@ class _PlannedClients(Clients):
         broadcast = tuple(part.row(0) if isinstance(part, Each) else part for part in broadcast)
         client = program.layout.client(program.problem, self.data, 0, self.data.weights[0], tally)
         key = jax.random.key(0)
-        self.memory, upload = step(client, self.memory, key, *set_owned(program, broadcast, False))
+        self.memory, upload = call(step, client, self.memory, key, *set_owned(program, broadcast, False))
         down, bytes_down = self._size(broadcast, self.held)
         up, bytes_up = self._size(upload, {})
         shapes = [

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedbilevel.core import Algorithm, Carry, Clients, Each, Key, Objective, Replies, Step, mean_type
-from fedbilevel.engines.messages import named_leaves, rebuild
+from fedbilevel.core import Algorithm, Carry, Clients, Each, Key, Objective, Replies, Step, call, mean_type
+from fedbilevel.core.task import Data, Task
+from fedbilevel.core.vectors import Vector, is_vector
 from fedbilevel.engines.participation import Cohort, Everyone, Participation, check_sample
 from fedbilevel.engines.plan import (
     Program,
@@ -31,8 +32,7 @@ from fedbilevel.engines.plan import (
     trace,
 )
 from fedbilevel.errors import UnknownName
-from fedbilevel.task import Data, Task
-from fedbilevel.vectors import Vector, is_vector
+from fedbilevel.storage.arrays import named_leaves, rebuild
 
 Batching = Literal["auto", "scan", "vmap"]
 BATCHINGS = get_args(Batching)
@@ -153,7 +153,7 @@ class _Clients(Clients):
             client = program.layout.client(program.problem, self.data, id, self.data.weights[id])
             common = jax.tree.unflatten(structure, received)
             arguments = [next(own_rows) if mine else part for part, mine in zip(common, is_own, strict=True)]
-            memory, upload = step(client, memory, jax.random.fold_in(key, id), *arguments)
+            memory, upload = call(step, client, memory, jax.random.fold_in(key, id), *arguments)
             sent, up = split_vectors(upload)
             upload_structure[:] = [up]
             kept = [part for part in sent if program.private(part)]

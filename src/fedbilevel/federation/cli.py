@@ -14,7 +14,7 @@ from rich.table import Table
 
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation import project
-from fedbilevel.interrupts import Terminated
+from fedbilevel.runs.interrupts import Terminated
 
 app = typer.Typer(no_args_is_help=True, help="A real federation: separate parties, mutual TLS, on NVIDIA FLARE.")
 console = Console()
@@ -121,7 +121,7 @@ def run(
 def follow(place: Path, check: Callable[[], object] = lambda: None) -> dict[str, Any]:
     """Show how a run goes on until it ends; ``check`` is called now and then, and may raise."""
     from fedbilevel.federation.server import status
-    from fedbilevel.records import read
+    from fedbilevel.storage.records import read
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[seen]}"))
     with Progress(*columns, TimeElapsedColumn(), console=console) as bars:
@@ -151,7 +151,7 @@ def follow(place: Path, check: Callable[[], object] = lambda: None) -> dict[str,
 def show(place: Path) -> None:
     """The result of a run."""
     from fedbilevel.federation.server import status
-    from fedbilevel.records import read
+    from fedbilevel.storage.records import read
 
     known, rows = status(place), read(place)
     last = rows[-1]
@@ -184,7 +184,7 @@ def show(place: Path) -> None:
 def missing(place: Path) -> dict[str, tuple[int, str]]:
     """Who did not answer how many exchanges of a run, and why not the last time."""
     from fedbilevel.federation.server import EXCHANGES
-    from fedbilevel.records import json_lines
+    from fedbilevel.storage.records import json_lines
 
     found: dict[str, tuple[int, str]] = {}
     for line in json_lines(place / EXCHANGES):

@@ -23,7 +23,7 @@ from fedbilevel.federation import process, project
 from fedbilevel.federation.server import FOLDER, STATUS, STUDY, note, status
 from fedbilevel.federation.study import Study
 from fedbilevel.federation.worker import RUN
-from fedbilevel.records import alone, write_atomically
+from fedbilevel.storage.records import alone, write_atomically
 
 STATE = "coordinator.json"
 UNFINISHED = ("wanted", "submitted", "setting up", "running", "waiting")

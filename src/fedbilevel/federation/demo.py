@@ -17,14 +17,14 @@ import tomli_w
 from rich.console import Console
 from rich.markup import escape
 
-from fedbilevel import page
 from fedbilevel.data import breast_cancer, heart_disease
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.experiment import new_folder
 from fedbilevel.federation import coordinator, process, project
 from fedbilevel.federation.cli import follow
 from fedbilevel.federation.worker import SECRET
-from fedbilevel.interrupts import Terminated
+from fedbilevel.report import page
+from fedbilevel.runs.experiment import new_folder
+from fedbilevel.runs.interrupts import Terminated
 from fedbilevel.tasks.regularization import HEART_WORDS
 
 SECONDS = 240  # it takes a quarter of this on an idle machine

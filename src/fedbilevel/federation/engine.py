@@ -6,10 +6,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedbilevel.engines.messaging import Messaging, State, is_block
+from fedbilevel.core.task import Task
+from fedbilevel.core.vectors import Vector
+from fedbilevel.engines.messaging.server import Messaging, State, is_block
 from fedbilevel.engines.plan import split_vectors
-from fedbilevel.task import Task
-from fedbilevel.vectors import Vector
 
 
 class Federation(Messaging):

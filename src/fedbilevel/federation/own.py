@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedbilevel import scores
 from fedbilevel.core import Lookup
+from fedbilevel.core.task import Task
 from fedbilevel.errors import FedbilevelError, Names
 from fedbilevel.federation.schema import Examples
 from fedbilevel.models import mlp, outputs
-from fedbilevel.task import Task
+from fedbilevel.tasks import scores
 from fedbilevel.tasks.data_cleaning import problem as cleaning_problem
 from fedbilevel.tasks.regularization import STEPS, judged, standardised
 from fedbilevel.tasks.regularization import problem as strengths_problem

@@ -9,14 +9,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedbilevel.engines.messages import named_leaves
-from fedbilevel.engines.party import Party
+from fedbilevel.engines.messaging.party import Party
 from fedbilevel.engines.plan import Exchange, without
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation import schema, study
 from fedbilevel.federation.join import about
 from fedbilevel.federation.worker import LEDGER, Settings
-from fedbilevel.records import json_lines
+from fedbilevel.storage.arrays import named_leaves
+from fedbilevel.storage.records import json_lines
 
 
 def preview(folder: Path, settings: Settings, console: Console) -> None:

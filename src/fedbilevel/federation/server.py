@@ -68,7 +68,7 @@ def status(folder: Path) -> dict[str, Any]:
 
 def note(folder: Path, **more: Any) -> None:
     """Write down how a run is."""
-    from fedbilevel.records import write_atomically
+    from fedbilevel.storage.records import write_atomically
 
     write_atomically(folder / STATUS, json.dumps({**status(folder), **more}, indent=1).encode())
 
@@ -130,18 +130,18 @@ def _reason(failure: Any) -> str:
 def _compute(folder: Path, sites: list[str]) -> None:
     import numpy as np
 
-    from fedbilevel import configuration
-    from fedbilevel.checkpoint import Checkpoints
-    from fedbilevel.engines.messages import decode, encode, named_leaves
     from fedbilevel.engines.participation import participation
     from fedbilevel.engines.plan import Program, trace
     from fedbilevel.errors import FedbilevelError, NoQuorum
-    from fedbilevel.experiment import describe, plain, save_solution
     from fedbilevel.federation.engine import Federation
     from fedbilevel.federation.own import together
     from fedbilevel.federation.study import Study, facts_of_copy, plan_digest, server_task
-    from fedbilevel.records import CONFIG, Appender, write_atomically
-    from fedbilevel.solve import solve
+    from fedbilevel.runs import configuration
+    from fedbilevel.runs.experiment import describe, plain, save_solution
+    from fedbilevel.runs.solve import solve
+    from fedbilevel.storage.arrays import decode, encode, named_leaves
+    from fedbilevel.storage.checkpoints import Checkpoints
+    from fedbilevel.storage.records import CONFIG, Appender, write_atomically
 
     study = Study.read(folder / STUDY)
     own, here = study.schema is not None, facts_of_copy()
@@ -271,7 +271,7 @@ def _probe(transport: Sites, sizes: tuple[int, ...]) -> dict[str, Any]:
     """How long an exchange of so many floats in both directions takes, with all sites at once."""
     import numpy as np
 
-    from fedbilevel.engines.messages import encode
+    from fedbilevel.storage.arrays import encode
 
     found = {}
     for size in sizes:

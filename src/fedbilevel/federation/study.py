@@ -18,16 +18,16 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedbilevel import configuration
 from fedbilevel.core import columns
-from fedbilevel.engines.messages import named_leaves
+from fedbilevel.core.task import Task
 from fedbilevel.engines.plan import Plan
 from fedbilevel.errors import FedbilevelError, UnknownName
-from fedbilevel.experiment import Built, Experiment, convert
 from fedbilevel.federation import schema as schemas
 from fedbilevel.federation.own import OWN, Facts
 from fedbilevel.federation.schema import Examples, Schema
-from fedbilevel.task import Task
+from fedbilevel.runs import configuration
+from fedbilevel.runs.experiment import Built, Experiment, convert
+from fedbilevel.storage.arrays import named_leaves
 
 
 def _option(default: Any, help: str) -> Any:

@@ -99,8 +99,8 @@ class Worker:
 
     def handle(self, message: bytes) -> bytes:
         """Answer a message, and note what leaves."""
-        from fedbilevel.engines.messages import decode, encode
         from fedbilevel.errors import FedbilevelError
+        from fedbilevel.storage.arrays import decode, encode
 
         try:
             header, arrays = decode(message)
@@ -201,7 +201,7 @@ class Worker:
 
     def _prepare(self, header: dict[str, Any], arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Build the program, knowing what all sites together are."""
-        from fedbilevel.engines.party import Party
+        from fedbilevel.engines.messaging.party import Party
         from fedbilevel.errors import FedbilevelError
         from fedbilevel.federation.study import plan_digest, site_task
 
@@ -227,9 +227,9 @@ class Worker:
         """The site keeps the result, with what is its own of it."""
         import numpy as np
 
-        from fedbilevel.engines.messages import encode, named_leaves
-        from fedbilevel.engines.party import TRACED
-        from fedbilevel.records import write_atomically
+        from fedbilevel.engines.messaging.party import TRACED
+        from fedbilevel.storage.arrays import encode, named_leaves
+        from fedbilevel.storage.records import write_atomically
 
         x, y = self.party.solution(header["round"], arrays)
         found = {name: np.asarray(leaf) for name, leaf in named_leaves({"x": x, "y": y}).items()}

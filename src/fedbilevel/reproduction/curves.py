@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.records import write_atomically
 from fedbilevel.reproduction.files import Column, Method, Panel, Reproduction, mark
+from fedbilevel.storage.records import write_atomically
 
 _RUN = ("condition", "method", "parameters", "seed", "settings", "failure")
 _ROW = ("round", "exchanges", "seconds")

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.errors import FedbilevelError, UnknownName
-from fedbilevel.experiment import Experiment
+from fedbilevel.runs.experiment import Experiment
 
 PARAMETERS = {
     "printed": "the paper's",
@@ -281,7 +281,7 @@ def mark(experiment: Experiment, *more: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
-FOLDER = files("fedbilevel") / "experiments"
+FOLDER = files("fedbilevel.reproduction") / "experiments"
 
 
 def known() -> list[str]:

@@ -11,13 +11,13 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from fedbilevel.drawing import over_decades
+from fedbilevel.drawing.curves import over_decades
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.grid import band
 from fedbilevel.reproduction import curves
 from fedbilevel.reproduction.claims import judged, verdict
 from fedbilevel.reproduction.curves import Reproduced, ending
 from fedbilevel.reproduction.files import AXES, PARAMETERS, Reproduction, Search, read
+from fedbilevel.runs.grid import band
 
 
 def table(done: Reproduced) -> list[list[str]]:

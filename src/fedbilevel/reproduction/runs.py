@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from fedbilevel import grid, processes
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.experiment import plain
-from fedbilevel.grid import Place
-from fedbilevel.processes import DIED, cores
-from fedbilevel.records import CONFIG, runs, write_atomically
 from fedbilevel.reproduction.curves import Curve, Reproduced
 from fedbilevel.reproduction.files import Method, Reproduction, Search, mark, settings_of
-from fedbilevel.tuning import Tuned, Tuning, tune
+from fedbilevel.runs import grid, processes
+from fedbilevel.runs.experiment import plain
+from fedbilevel.runs.grid import Place
+from fedbilevel.runs.processes import DIED, cores
+from fedbilevel.runs.tuning import Tuned, Tuning, tune
+from fedbilevel.storage.records import CONFIG, runs, write_atomically
 
 
 def run(

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from fedbilevel.core.task import Task
 from fedbilevel.errors import Names
-from fedbilevel.task import Task
 from fedbilevel.tasks.client_weighting import client_weighting
 from fedbilevel.tasks.client_weighting_toy import client_weighting_toy
 from fedbilevel.tasks.data_cleaning import data_cleaning

@@ -21,15 +21,15 @@ import numpy as np
 
 from fedbilevel.algorithms import AFL, FedAvg
 from fedbilevel.core import Lookup, Problem
+from fedbilevel.core.task import Details, Reference, Task
 from fedbilevel.errors import FedbilevelError, UnknownName
 from fedbilevel.models import Model, cross_entropy, lenet5, mlp, outputs
-from fedbilevel.task import Details, Reference, Task
 from fedbilevel.tasks.images import images as load_images
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from fedbilevel.solve import Result
+    from fedbilevel.runs.solve import Result
 
 CLASSES = 10
 LABELS = ((0, 1, 2, 3, 4), (5, 6, 7), (8, 9))

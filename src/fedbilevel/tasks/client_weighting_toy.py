@@ -24,8 +24,8 @@ import numpy as np
 from jax import lax
 
 from fedbilevel.core import Problem
+from fedbilevel.core.task import Task
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.task import Task
 from fedbilevel.tasks.weighted_quadratics import project
 
 Array = np.ndarray

@@ -31,15 +31,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedbilevel import scores
 from fedbilevel.algorithms import FedAvg
 from fedbilevel.core import Lookup, Problem
+from fedbilevel.core.task import Details, Reference, Task
+from fedbilevel.core.vectors import box
 from fedbilevel.data import DataSet, corrupt, shards
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.models import Model, cross_entropy, lenet5, mlp, outputs, squared_norm
-from fedbilevel.task import Details, Reference, Task
+from fedbilevel.tasks import scores
 from fedbilevel.tasks.images import available
-from fedbilevel.vectors import box
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -42,10 +42,10 @@ import numpy as np
 
 from fedbilevel.algorithms import FedAvg
 from fedbilevel.core import Problem
+from fedbilevel.core.task import Details, Reference, Task
 from fedbilevel.data import adult, dirichlet, iid, split
 from fedbilevel.errors import FedbilevelError, UnknownName
 from fedbilevel.models import Model, mlp, outputs, squared_norm
-from fedbilevel.task import Details, Reference, Task
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -26,10 +26,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.core import Lookup, Problem, Tree
+from fedbilevel.core.task import Details, Task
 from fedbilevel.data import load
 from fedbilevel.errors import FedbilevelError, UnknownName
 from fedbilevel.models import Model, conv4, cross_entropy, squared_norm
-from fedbilevel.task import Details, Task
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -23,12 +23,12 @@ import numpy as np
 from fedbilevel.algorithms import FedAvg
 from fedbilevel.algorithms.fedavg import Server
 from fedbilevel.core import Client, Clients, Key, Problem, parameter
+from fedbilevel.core.schedules import constant
+from fedbilevel.core.task import Details, Reference, Task
+from fedbilevel.core.vectors import Vector, add, sub
 from fedbilevel.errors import FedbilevelError, UnknownName
 from fedbilevel.models import Model, cross_entropy, mlp, norms, outputs, squared_norm
-from fedbilevel.schedules import constant
-from fedbilevel.task import Details, Reference, Task
 from fedbilevel.tasks.images import divide, images, per_class, standardised
-from fedbilevel.vectors import Vector, add, sub
 
 SHOWN = (4, 8)  # filters in the picture, down and across
 # The paper's steps for MeFBO (0.1, 0.1, 0.07, penalty 2.7, prox 0.015) diverge here: with prox 0.015 a step of 0.1 on y

@@ -25,11 +25,11 @@ import numpy as np
 
 from fedbilevel.algorithms import FedAvg
 from fedbilevel.core import Problem
+from fedbilevel.core.schedules import constant, power
+from fedbilevel.core.task import Details, Reference, Task
 from fedbilevel.data import long_tail
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.models import Model, cross_entropy, mlp, outputs, squared_norm
-from fedbilevel.schedules import constant, power
-from fedbilevel.task import Details, Reference, Task
 from fedbilevel.tasks.images import divide, images, per_class, standardised
 
 # The paper has 0.08, 0.05, 0.01 (one local step), which is slower: on seed 1, after 400 rounds, a balanced accuracy of

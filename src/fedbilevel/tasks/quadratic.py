@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.core import Problem
+from fedbilevel.core.task import Task
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.task import Task
 from fedbilevel.tasks.weighted_quadratics import WeightedQuadratics
 
 Array = np.ndarray

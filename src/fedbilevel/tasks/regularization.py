@@ -33,13 +33,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedbilevel import scores
 from fedbilevel.algorithms import FedAvg
 from fedbilevel.core import Problem
+from fedbilevel.core.task import Details, Reference, Task
+from fedbilevel.core.vectors import box
 from fedbilevel.data import breast_cancer, heart_disease, iid, natural, split
 from fedbilevel.errors import FedbilevelError, UnknownName
-from fedbilevel.task import Details, Reference, Task
-from fedbilevel.vectors import box
+from fedbilevel.tasks import scores
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.core import Problem
-from fedbilevel.task import Task
+from fedbilevel.core.task import Task
 
 Array = np.ndarray
 

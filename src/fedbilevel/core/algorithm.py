@@ -1,0 +1,96 @@
+"""The algorithm: hyper-parameters, and the server program and client functions that they steer."""
+
+import dataclasses
+import functools
+import inspect
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import jax
+
+from fedbilevel.core.client import Client
+from fedbilevel.core.parameters import check_fields, is_argument
+from fedbilevel.core.server import Clients
+from fedbilevel.core.types import Key, Step
+from fedbilevel.core.vectors import Vector
+
+
+@dataclass(frozen=True)
+class Algorithm(ABC):
+    """A frozen dataclass of hyper-parameters whose methods are the server program and the client functions.
+
+    ``init`` and ``round`` are the server; client functions are pure methods ``step(client, memory, key, *broadcast)
+    -> (memory, upload)`` handed to ``clients.run``. Where clients remember nothing, ``step(client, key, *broadcast) ->
+    upload`` is enough. States are NamedTuples of vectors and scalars.
+
+    An algorithm is a pytree: floats and schedules are its leaves, everything else is its structure. Algorithms of equal
+    structure share their compiled code.
+    """
+
+    bilevel: ClassVar[bool] = True
+    """Whether it moves x at all."""
+    lower_level: ClassVar[str] = "global"
+    weighting: ClassVar[bool] = False
+    """Whether it only solves problems whose x is the clients' weights."""
+    upper_at: ClassVar[Literal["clients", "server", "either"]] = "clients"
+    """Who evaluates the upper loss. At the "clients", validation rows of the server are known to all of them."""
+    remembers: ClassVar[Literal["nothing", "round", "run"]] = "nothing"
+    """What a client keeps between exchanges: nothing (memory is None); until the end of the round (None at first, zeros
+    after a loop that ran zero times, then what its last function returned); or for the whole run (starting from
+    ``memory``)."""
+
+    def memory(self, x: Vector, y: Vector) -> Any:
+        """What every client keeps at the start, if it remembers for the whole run."""
+        return None
+
+    @abstractmethod
+    def init(self, clients: Clients, x: Vector, y: Vector) -> Any:
+        """The server's first state; may exchange."""
+
+    @abstractmethod
+    def round(self, clients: Clients, server: Any) -> Any:
+        """One round: exchanges, and the server's next state."""
+
+    @abstractmethod
+    def solution(self, server: Any, memory: Any) -> tuple[Vector, Vector]:
+        """The current x and y, from the server's state (or the clients' memories)."""
+
+    def check(self) -> None:
+        """Refuse combinations of hyper-parameters that make no sense (raise FedbilevelError)."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        self.check()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        jax.tree_util.register_pytree_node(cls, _flatten, functools.partial(_unflatten, cls))
+
+
+def _flatten(algorithm: Algorithm) -> tuple[tuple[Any, ...], tuple[tuple[str, ...], tuple[Any, ...]]]:
+    """The numbers, and the rest by name."""
+    fields = [(field, getattr(algorithm, field.name)) for field in dataclasses.fields(algorithm)]
+    arguments = {field.name: value for field, value in fields if is_argument(field, value)}
+    rest = tuple((field.name, value) for field, value in fields if field.name not in arguments)
+    return tuple(arguments.values()), (tuple(arguments), rest)
+
+
+def _unflatten(kind: type[Algorithm], rest: tuple[tuple[str, ...], tuple[Any, ...]], leaves: Any) -> Algorithm:
+    """Without any check: in a compiled program the numbers are not known."""
+    algorithm = object.__new__(kind)
+    for name, value in (*zip(rest[0], leaves, strict=True), *rest[1]):
+        object.__setattr__(algorithm, name, value)
+    return algorithm
+
+
+def call(step: Step, client: Client, memory: Any, key: Key, *broadcast: Any) -> tuple[Any, Any]:
+    """Run a client function, with its memory if it has one: its memory and its upload."""
+    if _has_memory(getattr(step, "__func__", step)):
+        return step(client, memory, key, *broadcast)
+    return memory, step(client, key, *broadcast)
+
+
+@functools.cache
+def _has_memory(function: Any) -> bool:
+    return "memory" in inspect.signature(function).parameters

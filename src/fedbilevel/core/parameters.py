@@ -1,0 +1,93 @@
+"""Hyper-parameters: fields of a frozen dataclass that know their bounds, their help text and their search range."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from numbers import Integral, Real
+from typing import Any
+
+from fedbilevel.core.schedules import Schedule, parse
+from fedbilevel.errors import FedbilevelError
+
+
+def parameter(
+    default: Any,
+    help: str,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    tune: tuple[float, float] | None = None,
+    choices: tuple[str, ...] = (),
+    whole: bool = False,
+    static: bool = False,
+) -> Any:
+    """A hyper-parameter: a dataclass field with a help text, a lower bound (strict or not), a range worth searching
+    (on a log scale), or the words to choose from. A tuple holds one number for each client, ``whole`` numbers or not.
+
+    Floats and schedules are arguments of the compiled program, so that another step size compiles nothing. A float that
+    decides *what* is computed (``if self.momentum > 0``) is ``static``: another value is another program.
+    """
+    known = {"help": help, "above": above, "least": least, "tune": tune, "choices": choices, "whole": whole}
+    return dataclasses.field(default=default, metadata={**known, "static": static})
+
+
+def is_argument(field: "dataclasses.Field[Any]", value: Any) -> bool:
+    """Whether a hyper-parameter is an argument of the compiled program. Whole numbers (which set shapes and lengths of
+    loops), words, and infinite bounds (which switch something off) are part of the program itself.
+    """
+    if field.metadata.get("static"):
+        return False
+    infinite = isinstance(value, float) and math.isinf(value)
+    return not infinite and not isinstance(value, bool | int | str | tuple | None)
+
+
+def check_fields(owner: Any) -> None:
+    """Convert every hyper-parameter of a frozen dataclass to what its field holds, and refuse what is out of bounds."""
+    name = type(owner).__name__
+    for field in dataclasses.fields(owner):
+        value, known = getattr(owner, field.name), field.metadata
+        if field.type is Schedule or field.type == "Schedule":
+            value = value if isinstance(value, Schedule) else parse(value)
+            object.__setattr__(owner, field.name, value)
+            value = value.scale
+        elif isinstance(field.default, int | float):
+            value = _number(name, field.name, value, field.default)
+            object.__setattr__(owner, field.name, value)
+        elif isinstance(field.default, tuple):
+            value = _numbers(name, field.name, value, known)
+            object.__setattr__(owner, field.name, value)
+        elif known.get("choices") and value not in known["choices"]:
+            raise FedbilevelError(f"{name}: {field.name} is {' or '.join(known['choices'])}, not {value!r}.")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            _bound(name, field.name, value, known)
+
+
+def _number(owner: str, name: str, value: Any, like: float) -> float:
+    """The value as what the field holds: true or false, a whole number, or a number."""
+    kind = type(like)
+    if isinstance(value, Integral if kind is int else Real) and isinstance(value, bool) == (kind is bool):
+        return kind(value)
+    if kind is bool and isinstance(value, bool):
+        return value
+    what = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
+    raise FedbilevelError(f"{owner}: {name} must be {what}, but is {value!r}.")
+
+
+def _numbers(owner: str, name: str, value: Any, known: Mapping[str, Any]) -> tuple[float, ...]:
+    """The value as a tuple of numbers, one for each client."""
+    values = value if isinstance(value, tuple | list) else (value,)
+    like = 0 if known.get("whole") else 0.0
+    numbers = tuple(_number(owner, name, each, like) for each in values)
+    for number in numbers:
+        _bound(owner, name, number, known)
+    return numbers
+
+
+def _bound(owner: str, name: str, value: float, known: Mapping[str, Any]) -> None:
+    above, least = known.get("above"), known.get("least")
+    if above is not None and not value > above:
+        raise FedbilevelError(f"{owner}: {name} must be greater than {above}, but is {value}.")
+    if isinstance(value, int) and value >= 2**31:
+        raise FedbilevelError(f"{owner}: {name} must be below 2^31, but is {value}.")
+    if least is not None and not value >= least:
+        raise FedbilevelError(f"{owner}: {name} must be at least {least}, but is {value}.")

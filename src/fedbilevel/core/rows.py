@@ -1,0 +1,84 @@
+"""The rows of clients: never padded, never copied, and looked up in a table where they share one."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedbilevel.core.types import Key, Tree
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclass(frozen=True, eq=False)
+class Lookup:
+    """Rows of a table that is in memory once, however many clients use it: row i is ``table[index[i]]``.
+
+    Where a row is one image, ``index`` has one axis; where a row is a group of images, such as the samples of a
+    few-shot task, it has more.
+
+    >>> images = jnp.arange(12).reshape(4, 3)
+    >>> Lookup(images, jnp.array([[2, 0], [0, 3]])).shape
+    (2, 2, 3)
+    """
+
+    table: Any
+    index: Any
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.index.shape, *self.table.shape[1:])
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __getitem__(self, rows: Any) -> Any:
+        return self.table[self.index[rows]]
+
+    def tree_flatten(self) -> tuple[Any, None]:
+        return (self.table, self.index), None
+
+    @classmethod
+    def tree_unflatten(cls, aux: None, children: Any) -> "Lookup":
+        return cls(*children)
+
+
+def columns(rows: Tree) -> tuple[list[Any], Any]:
+    """The arrays and lookups that rows consist of, and their structure."""
+    return jax.tree.flatten(rows, is_leaf=lambda part: isinstance(part, Lookup))
+
+
+def take(rows: Tree, index: Any) -> Tree:
+    """Some of the rows, as arrays."""
+    return jax.tree.map(lambda a: a[index], rows, is_leaf=lambda part: isinstance(part, Lookup))
+
+
+def select(rows: Tree, index: Any) -> Tree:
+    """Some of the rows; what is looked up stays so."""
+    some = lambda a: Lookup(a.table, a.index[index]) if isinstance(a, Lookup) else a[index]
+    return jax.tree.map(some, rows, is_leaf=lambda part: isinstance(part, Lookup))
+
+
+class Rows(NamedTuple):
+    """The rows of one client: ``size`` rows of some arrays, from row ``start``. Never padded, never copied."""
+
+    arrays: Tree
+    start: jax.Array | int
+    size: jax.Array | int
+    longest: int  # of all clients: the shape of a full batch
+    ragged: bool  # whether clients differ in size
+
+    def draw(self, key: Key, size: int) -> Tree:
+        """A batch of rows drawn uniformly with replacement; the same key gives the same rows."""
+        return self._take(jax.random.randint(key, (size,), 0, self.size))
+
+    def all(self) -> Tree:
+        """All rows; clients with fewer than the longest repeat their last row."""
+        return self._take(jnp.minimum(jnp.arange(self.longest), self.size - 1))
+
+    def _take(self, index: jax.Array) -> Tree:
+        return take(self.arrays, self.start + index)

@@ -1,0 +1,58 @@
+"""Exact quantities of a run: lower solutions, hypergradients, the papers' residuals and potentials.
+
+Imports core, algorithms and engines; runs import it.
+"""
+
+from fedbilevel.diagnostics.everything import (
+    DIAGNOSTICS,
+    KEY,
+    NEEDS,
+    Diagnostic,
+    Exact,
+    Measure,
+    MeFBOResidual,
+    NotDefined,
+    Snapshot,
+    adjoint_gap,
+    client_drift,
+    exact,
+    find,
+    hypergradient,
+    lower_gap,
+    lower_solution,
+    lyapunov,
+    measure,
+    mefbo_residual,
+    objective,
+    stationarity,
+    upper_loss,
+    weighting_stationarity,
+    weighting_value,
+)
+
+__all__ = [
+    "DIAGNOSTICS",
+    "KEY",
+    "NEEDS",
+    "Diagnostic",
+    "Exact",
+    "MeFBOResidual",
+    "Measure",
+    "NotDefined",
+    "Snapshot",
+    "adjoint_gap",
+    "client_drift",
+    "exact",
+    "find",
+    "hypergradient",
+    "lower_gap",
+    "lower_solution",
+    "lyapunov",
+    "measure",
+    "mefbo_residual",
+    "objective",
+    "stationarity",
+    "upper_loss",
+    "weighting_stationarity",
+    "weighting_value",
+]

@@ -1,0 +1,55 @@
+"""The picture of a history: ``Result.plot``."""
+
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from fedbilevel.errors import FedbilevelError, UnknownName
+from fedbilevel.runs.solve import COUNTED
+
+
+class Picture(Figure):
+    """A figure that notebooks show without further ado, and that nobody has to close."""
+
+    def _repr_png_(self) -> bytes:
+        file = io.BytesIO()
+        self.savefig(file, format="png")
+        return file.getvalue()
+
+
+def over_decades(values: Iterable[float]) -> bool:
+    """Whether values, which are finite, need a log scale: all positive, over more than two decades."""
+    known = list(values)
+    return bool(known) and min(known) > 0 and max(known) > 100 * min(known)
+
+
+def curves(history: Sequence[Mapping[str, Any]], metrics: str | Sequence[str] | None, against: str) -> Figure:
+    """Draw columns of a history (None: all metrics) against another one, each on axes of its own."""
+    known = list(history[-1])
+    chosen = [name for name in known if name not in COUNTED] if metrics is None else metrics
+    chosen = [chosen] if isinstance(chosen, str) else chosen
+    for name in (*chosen, against):
+        if name not in known:
+            raise UnknownName("column of this history", name, known)
+    if not chosen:
+        raise FedbilevelError(
+            "this history has no metrics to draw: give the task metrics=, solve diagnostics=, or name columns."
+        )
+    columns = min(3, len(chosen))
+    rows = -(-len(chosen) // columns)
+    figure = Picture(figsize=(4.6 * columns, 3.4 * rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    across = [row[against] for row in history]
+    for number, name in enumerate(chosen, 1):
+        axes = figure.add_subplot(rows, columns, number)
+        values = [row[name] for row in history]
+        axes.plot(across, values)
+        if over_decades(value for value in values if math.isfinite(value)):
+            axes.set_yscale("log")
+        axes.set(xlabel=against, title=name)
+        axes.grid(alpha=0.3)
+    return figure

@@ -1,0 +1,310 @@
+"""A client of a federation: its data, its memory, its blocks of a private x, behind one door for messages."""
+
+import contextlib
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedbilevel.core import Algorithm, Key, call
+from fedbilevel.core.task import Data, Task
+from fedbilevel.core.vectors import Vector
+from fedbilevel.engines.participation import Everyone
+from fedbilevel.engines.plan import Program, split_vectors, trace, without
+from fedbilevel.errors import FedbilevelError
+from fedbilevel.storage.arrays import decode, encode, named_leaves, rebuild
+from fedbilevel.storage.records import write_atomically
+
+
+def all_finite(tree: Any) -> bool:
+    """Whether all numbers of a tree are finite."""
+    return all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(tree))
+
+
+TRACED: Counter[str] = Counter()
+"""How often each method was traced in this process, to be compiled."""
+
+
+@partial(jax.jit, static_argnames=("program", "method"))
+def _call(
+    program: Program, method: str, data: Data, id: jax.Array, key: Key, memory: Any, broadcast: Any
+) -> tuple[Any, Any]:
+    TRACED[method] += 1
+    client = replace(program.layout.client(program.problem, data, 0, data.weights[0]), id=id)
+    return call(getattr(program.algorithm, method), client, memory, jax.random.fold_in(key, id), *broadcast)
+
+
+class Kept(NamedTuple):
+    """What a client keeps of a committed round: its blocks of a private x, and its memory of the run."""
+
+    round: int
+    blocks: dict[str, Any]
+    memory: Any
+
+
+class Party:
+    """One client. Its only door is :meth:`handle`.
+
+    Everything between two commits is provisional: a message of another attempt at a round begins again with what was
+    kept, and if the server went back, so does the client, by one round.
+
+    Args:
+        task: with this client's rows only.
+        algorithm: this client's own copy.
+        id, weight, clients: its number, its weight, and how many clients there are.
+        folder: where what is kept is on disk, so that a client that was started again goes on from there.
+        evaluate: ``evaluate(x, y) -> {name: number}`` on rows of its own; the numbers are sent.
+        reveals: whether it shows its block and memory to whoever asks; only for data that are nobody's.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        algorithm: Algorithm,
+        id: int,
+        weight: float,
+        clients: int,
+        folder: Path | None = None,
+        evaluate: Callable[[Any, Any], Mapping[str, float]] | None = None,
+        reveals: bool = False,
+    ) -> None:
+        self.id, self.folder, self.evaluate, self.reveals = id, folder, evaluate, reveals
+        self.program = Program(task.problem, algorithm, task.layout._replace(clients=clients), Everyone())
+        self.data = task.data._replace(weights=jnp.asarray([weight]))
+        self.plan = trace(self.program, self.data)
+        self.run = ""
+        self.kept: list[Kept] = []  # the last committed round, and the one before
+        self.attempt = ""  # at which round the following belongs to
+        self.answers = 0
+        self.memory: dict[str, Any] = {}  # by scope: a sub-cohort of one exchange may have a memory of its own
+        self.blocks: dict[str, Any] = {}
+        self.held: dict[str, np.ndarray] = {}
+
+    def handle(self, message: bytes) -> bytes:
+        """Answer a message; whatever goes wrong is an answer with the reason."""
+        try:
+            return encode(*self.answer(*decode(message)))
+        except FedbilevelError as error:  # it is no message, or this is nothing to be sent
+            return encode({"error": str(error)}, {})
+
+    def answer(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The header and the arrays of the answer to a message that was read already."""
+        try:
+            actions = {
+                "join": self._join,
+                "run": self._run,
+                "commit": self._commit,
+                "evaluate": self._evaluate,
+                "reveal": self._reveal,
+            }
+            if header["action"] not in actions:
+                raise FedbilevelError(f"there is no action '{header['action']}'.")
+            found = actions[header["action"]](header, arrays)
+            return {}, {name: np.asarray(array) for name, array in found.items()}  # errors of devices come up here
+        except _Lost as error:
+            return {"lost": True, "error": str(error)}, {}
+        except _Stale as error:
+            return {"stale": True, "error": str(error)}, {}
+        except FedbilevelError as error:
+            return {"error": str(error)}, {}
+        except Exception as error:  # a client must answer, whatever its code or data do
+            if self.reveals:
+                return {"error": f"{type(error).__name__}: {error}"}, {}
+            traceback.print_exc()  # what it says may be about rows
+            return {"error": f"{type(error).__name__}; its own log says more."}, {}
+
+    def _join(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+        """Set up the own block and memory: nothing of them is ever sent. Or go on with those of this run."""
+        self.run, self.attempt, self.held = header["run"], "", {}
+        x, y = self.program.problem.start(jax.random.wrap_key_data(jnp.asarray(arrays["key"])))
+        if header["given_x"]:
+            x = Vector(rebuild({"x": x.tree}, arrays)["x"], "x")
+        if header["given_y"]:
+            y = Vector(rebuild({"y": y.tree}, arrays)["y"], "y")
+        x, y = (self.program.problem.nearest(v) for v in (x, y))
+        first = Kept(-1, {"start": x.tree}, self.program.algorithm.memory(x, y))
+        committed = header.get("committed")
+        if committed is None and not header.get("again"):
+            self.kept = [first]
+            self._save()
+            return {}
+        self.kept = self._load(first)
+        if not self.kept:
+            if self.program.problem.private_x or self.program.algorithm.remembers == "run":
+                raise FedbilevelError("what it kept of this run is no longer here.")
+            self.kept = [first]  # nothing of this run is at clients only
+        if committed is not None and not header.get("again"):  # a replayed message knows nothing of rounds since
+            self._go_back(committed)
+        return {}
+
+    def _run(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+        exchange = self.plan.all[header["exchange"]]
+        if exchange.method != header["method"]:
+            raise FedbilevelError(
+                f"exchange {header['exchange']} is '{exchange.method}' here, but '{header['method']}' was asked for."
+            )
+        if "late" in header:
+            with contextlib.suppress(_Stale):
+                self._commit(header["late"], {})
+        self._begin(header)
+        if header["answers"] != self.answers and self.program.holds:
+            raise FedbilevelError("it was started again in the middle of the round, and waits for the next one.")
+        self._project(header["projections"])
+        self.held.update({header["serials"][name]: array for name, array in arrays.items() if name != "key"})
+        if any(serial not in self.held for serial in header["serials"].values()):
+            raise _Lost("what was sent before is no longer here.")
+        received = {name: self.held[serial] for name, serial in header["serials"].items()}
+        broadcast = self._with_blocks(exchange.broadcast, received, header["blocks"])
+        scope = "run" if self.program.algorithm.remembers == "run" else header["scope"]
+        key = jax.random.wrap_key_data(jnp.asarray(arrays["key"]))
+        memory, upload = _call(
+            self.program, exchange.method, self.data, jnp.asarray(self.id), key, self.memory.get(scope), broadcast
+        )
+        for number, part in enumerate(split_vectors(upload)[0]):
+            if self.program.private(part):
+                self.blocks[f"{header['slot']}.{number}"] = part.tree
+        self.memory[scope] = memory
+        self.answers += 1
+        return named_leaves(without(upload, self.program.private))
+
+    def _begin(self, header: dict[str, Any]) -> None:
+        """A message of another attempt: forget what was not committed."""
+        if header["attempt"] == self.attempt:
+            return
+        if not self.kept:
+            raise FedbilevelError("it has not joined this run.")
+        self._go_back(header["committed"])
+        self.attempt, self.answers = header["attempt"], 0
+        self.blocks, self.memory = dict(self.kept[-1].blocks), {"run": self.kept[-1].memory}
+
+    def _go_back(self, committed: int) -> None:
+        """Forget rounds that the server does not know to be committed."""
+        known = [kept for kept in self.kept if kept.round <= committed]
+        if not known:
+            raise FedbilevelError(
+                f"the server is at round {committed}, but only rounds {[kept.round for kept in self.kept]} are here."
+            )
+        if len(known) < len(self.kept):
+            self.kept = known
+            self._save()
+
+    def _with_blocks(self, shapes: Any, received: dict[str, np.ndarray], blocks: dict[str, dict[str, float]]) -> Any:
+        """The broadcast, with the own blocks where the server has names only."""
+        parts, structure = split_vectors(shapes)
+        public = iter(split_vectors(rebuild(without(shapes, self.program.private), received))[0])
+        own = lambda number: Vector(self._combine(blocks[str(number)]), "x")
+        whole = [own(n) if self.program.private(part) else next(public) for n, part in enumerate(parts)]
+        return jax.tree.unflatten(structure, whole)
+
+    def _project(self, projections: dict[str, dict[str, float]]) -> None:
+        """Blocks that the server defined as the projection of others, in the order of their definition."""
+        for name, terms in projections.items():
+            if name not in self.blocks:
+                self.blocks[name] = self.program.problem.nearest(Vector(self._combine(terms), "x")).tree
+
+    def _combine(self, terms: dict[str, float], blocks: dict[str, Any] | None = None) -> Any:
+        """The value of a combination; blocks from exchanges that this client was not asked in, or failed in, are 0."""
+        blocks = self.blocks if blocks is None else blocks
+        zero = jax.tree.map(jnp.zeros_like, next(iter(blocks.values())))
+        for name, factor in terms.items():
+            if name in blocks:
+                zero = jax.tree.map(
+                    lambda total, a, factor=factor: total + jnp.asarray(factor, a.dtype) * a, zero, blocks[name]
+                )
+        return zero
+
+    def _commit(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+        """The end of a round: keep what the server's state refers to, forget the rest."""
+        if self.kept and self.kept[-1].round >= header["round"]:  # it has done this
+            return {}
+        self._begin(header)
+        if header["answers"] != self.answers and self.program.holds:
+            raise _Stale("it was started again before the end of the round, and goes on with what it had kept.")
+        self._project(header["projections"])
+        blocks = {name: self._combine(terms) for name, terms in header["blocks"].items()} or self.kept[-1].blocks
+        self.kept = [*self.kept[-1:], Kept(header["round"], blocks, self.memory.get("run"))]
+        self.attempt, self.memory, self.blocks = "", {}, {}
+        self.held = {serial: self.held[serial] for serial in header["held"] if serial in self.held}
+        self._save()
+        return {"finite": np.asarray(all_finite(self.kept[-1][1:]))}
+
+    def _save(self) -> None:
+        """Write what is kept, each round into a file of its own; the oldest goes last."""
+        if self.folder is None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        names = {f"round {kept.round}" for kept in self.kept}
+        for kept in self.kept:
+            path = self.folder / f"round {kept.round}"
+            if not path.exists() or kept is self.kept[-1]:
+                head = {"run": self.run, "round": kept.round, "blocks": sorted(kept.blocks)}
+                arrays = named_leaves({"blocks": [kept.blocks[n] for n in sorted(kept.blocks)], "memory": kept.memory})
+                write_atomically(path, encode(head, {k: np.asarray(a) for k, a in arrays.items()}))
+        for path in self.folder.glob("round *"):
+            if path.name not in names:
+                path.unlink()
+
+    def _load(self, like: Kept) -> list[Kept]:
+        """What was kept of this run."""
+        block = next(iter(like.blocks.values()))
+        found = []
+        for path in sorted(self.folder.glob("round *")) if self.folder is not None else ():
+            header, arrays = decode(path.read_bytes())
+            if header["run"] == self.run:
+                shapes = {"blocks": [block] * len(header["blocks"]), "memory": like.memory}
+                kept = jax.tree.map(jnp.asarray, rebuild(shapes, arrays))
+                blocks = dict(zip(header["blocks"], kept["blocks"], strict=True))
+                found.append(Kept(header["round"], blocks, kept["memory"]))
+        return sorted(found, key=lambda kept: kept.round)
+
+    def solution(self, round: int, arrays: Mapping[str, np.ndarray]) -> tuple[Any, Any]:
+        """x and y as this client knows them: by the public part of the server's state, its own block and memory."""
+        problem, kept = self.program.problem, self._kept_of(round)
+        shapes, structure = split_vectors(self.plan.server)
+        public = rebuild(without(self.plan.server, self.program.private), arrays)
+        shared = iter(split_vectors(jax.tree.map(jnp.asarray, public))[0])
+        stacked = lambda tree: jax.tree.map(lambda a: a[None], tree)  # as if there were no other clients
+        own = lambda n: Vector(stacked(self._combine({f"state.{n}": 1.0}, kept.blocks)), "x", owned=True)
+        whole = [own(n) if self.program.private(part) else next(shared) for n, part in enumerate(shapes)]
+        memory = stacked(kept.memory) if self.program.algorithm.remembers == "run" else None
+        found = self.program.algorithm.solution(jax.tree.unflatten(structure, whole), memory)
+        likes = jax.eval_shape(problem.start, jax.random.key(0))
+        x, y = (
+            jax.tree.map(lambda a, like: a.reshape(like.shape), v.tree, like.tree)
+            for v, like in zip(found, likes, strict=True)
+        )
+        return x, y
+
+    def _kept_of(self, round: int) -> Kept:
+        # The server may ask for the state before a round that went wrong.
+        return next((kept for kept in reversed(self.kept) if kept.round <= round), self.kept[0])
+
+    def _evaluate(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+        """Numbers about the current solution on rows of its own."""
+        if self.evaluate is None:
+            return {}
+        numbers = self.evaluate(*self.solution(header["round"], arrays))
+        return {name: np.asarray(value, float) for name, value in numbers.items()}
+
+    def _reveal(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+        """Blocks and memory, for whoever runs all parties and wants to see the result."""
+        if not self.reveals:
+            raise FedbilevelError("what it keeps is not for others.")
+        kept = self._kept_of(header["round"])
+        blocks = {name: self._combine(terms, kept.blocks) for name, terms in header["blocks"].items()}
+        return named_leaves({"blocks": blocks, "memory": kept.memory})
+
+
+class _Lost(Exception):
+    """The client was started again, and does not hold what the server thinks it does."""
+
+
+class _Stale(Exception):
+    """The client was started again, and does not have what it answered with in this round."""

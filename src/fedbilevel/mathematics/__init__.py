@@ -1,0 +1,4 @@
+"""Functions that several algorithms share: hypergradients, Neumann series, local descent, averages, compression.
+
+Imports core; algorithms import it.
+"""

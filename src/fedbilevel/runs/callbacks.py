@@ -1,0 +1,129 @@
+"""Whoever wants to follow a run: a plain function for every row, TensorBoard, MLflow, or a class of your own."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fedbilevel.errors import FedbilevelError
+
+if TYPE_CHECKING:
+    from fedbilevel.core import Algorithm
+    from fedbilevel.core.task import Task
+
+
+class Started(NamedTuple):
+    """A run that begins, or goes on after the rows of its ``history``."""
+
+    task: "Task"
+    algorithm: "Algorithm"
+    rounds: int
+    seed: int
+    history: list[dict[str, Any]]
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What was chosen, flat: ``task.name``, options of the task, ``algorithm.name``, its hyper-parameters."""
+        hyper = {f"algorithm.{f.name}": getattr(self.algorithm, f.name) for f in fields(self.algorithm)}
+        options = {f"task.{name}": value for name, value in self.task.options.items()}
+        names = {"task.name": self.task.name, "algorithm.name": type(self.algorithm).__name__}
+        return {**names, **options, **hyper, "rounds": self.rounds, "seed": self.seed}
+
+
+class Callback:
+    """Told what happens in a run; override what you need."""
+
+    def start(self, run: Started) -> None:
+        """Before the first round, or before a run goes on."""
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """After every evaluation."""
+
+    def end(self) -> None:
+        """At the end, whatever it was."""
+
+
+class OnRow(Callback):
+    """A plain function, called with every row."""
+
+    def __init__(self, function: Callable[[dict[str, Any]], Any]) -> None:
+        self.function = function
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        self.function(dict(row))
+
+
+def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in row.items() if name != "round" and isinstance(value, int | float)}
+
+
+class TensorBoard(Callback):
+    """Event files for ``tensorboard --logdir FOLDER`` (needs ``pip install 'fedbilevel[tensorboard]'``)."""
+
+    def __init__(self, folder: Path | str) -> None:
+        try:
+            from tensorboardX import SummaryWriter  # pyright: ignore[reportMissingImports]
+        except ImportError:
+            raise FedbilevelError("TensorBoard needs an extra: pip install 'fedbilevel[tensorboard]'.") from None
+        self.make, self.folder, self.writer = SummaryWriter, str(folder), None
+
+    def start(self, run: Started) -> None:
+        # What was written after the last checkpoint is about to be written again.
+        after = run.history[-1]["round"] + 1 if run.history else 0
+        self.writer = self.make(self.folder, purge_step=after)
+        text = "\n".join(f"| {name} | {value} |" for name, value in run.parameters.items())
+        self.writer.add_text("parameters", f"| name | value |\n|---|---|\n{text}", 0)
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        assert self.writer is not None
+        for name, value in _numbers(row).items():
+            self.writer.add_scalar(name, value, row["round"])
+        self.writer.flush()
+
+    def end(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+
+class MLflow(Callback):
+    """A run in MLflow (needs ``pip install 'fedbilevel[mlflow]'``).
+
+    Args:
+        uri: of the tracking server or store; None is what MLflow's own settings say.
+        experiment: its name in MLflow.
+        name: of the run; a run of the same name that did not finish goes on.
+    """
+
+    def __init__(self, uri: str | None = None, experiment: str = "fedbilevel", name: str | None = None) -> None:
+        try:
+            import mlflow  # pyright: ignore[reportMissingImports]
+        except ImportError:
+            raise FedbilevelError("MLflow needs an extra: pip install 'fedbilevel[mlflow]'.") from None
+        self.client = mlflow.MlflowClient(uri)
+        self.experiment, self.name = experiment, name
+        self.id: Any = None
+
+    def start(self, run: Started) -> None:
+        known = self.client.get_experiment_by_name(self.experiment)
+        experiment = known.experiment_id if known else self.client.create_experiment(self.experiment)
+        if self.name is not None and run.history:
+            same = f"attributes.run_name = '{self.name}' and attributes.status != 'FINISHED'"
+            found = self.client.search_runs([experiment], same, max_results=1)
+            self.id = found[0].info.run_id if found else None
+        if self.id is None:
+            self.id = self.client.create_run(experiment, run_name=self.name).info.run_id
+        for name, value in run.parameters.items():
+            self.client.log_param(self.id, name, value)
+        self.rounds, self.seen = run.rounds, -1
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        from mlflow.entities import Metric  # pyright: ignore[reportMissingImports]
+
+        moment = int(1000 * row["seconds"])
+        self.seen = row["round"]
+        metrics = [Metric(name, float(value), moment, row["round"]) for name, value in _numbers(row).items()]
+        self.client.log_batch(self.id, metrics=metrics)
+
+    def end(self) -> None:
+        if self.id is not None:
+            self.client.set_terminated(self.id, "FINISHED" if self.seen >= self.rounds else "KILLED")

@@ -1,0 +1,223 @@
+"""Several algorithms on one task, over several seeds: what came out, side by side."""
+
+import inspect
+import time
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedbilevel.runs import grid
+from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.engines.participation import Everyone
+from fedbilevel.engines.plan import Program
+from fedbilevel.errors import FedbilevelError, UnknownName
+from fedbilevel.runs.experiment import Experiment, new_folder
+from fedbilevel.runs.grid import Place, band
+from fedbilevel.storage.records import runs, write_atomically
+from fedbilevel.core.task import Task
+from fedbilevel.tasks import TASKS
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What to compare. ``settings`` go to the task and to every algorithm that knows them; "NAME.key" only to NAME."""
+
+    task: str
+    algorithms: Sequence[str]
+    rounds: int = 500
+    seeds: Sequence[int] = (0,)
+    sample: str | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    def experiment(self, algorithm: str, seed: int) -> Experiment:
+        """One member of the comparison."""
+        known = {*_options(self.task), *_fields(algorithm)}
+        chosen: dict[str, str] = {}
+        for key, text in self.settings.items():
+            prefix, _, name = key.rpartition(".")
+            if prefix == algorithm:
+                chosen[f"algorithm.{name}"] = text
+            elif prefix in ("", "task", "algorithm") and name in known:
+                chosen[key] = text
+        return Experiment(self.task, algorithm, self.rounds, seed, self.sample, chosen)
+
+    def check(self) -> None:
+        """Refuse settings that nobody knows."""
+        everything = {*_options(self.task), *(name for a in self.algorithms for name in _fields(a))}
+        for key in self.settings:
+            prefix, _, name = key.rpartition(".")
+            if prefix not in ("", "task", "algorithm", *self.algorithms):
+                raise UnknownName("algorithm of this comparison", prefix, list(self.algorithms))
+            if name not in everything:
+                raise UnknownName("setting", key, sorted(everything))
+
+
+@dataclass(frozen=True)
+class Member(grid.Member):
+    """One run of a comparison."""
+
+    algorithm: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Compared:
+    """All runs, and where their folders are."""
+
+    comparison: Comparison
+    members: list[Member]
+    folder: Path
+    seconds: float
+
+    def of(self, algorithm: str) -> list[Member]:
+        """The runs of an algorithm, one per seed."""
+        return [m for m in self.members if m.algorithm == algorithm]
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """What is known of the task."""
+        return next((m for m in self.members if m.done), self.members[0]).run.info
+
+
+def _options(task: str) -> list[str]:
+    return list(inspect.signature(TASKS[task]).parameters)
+
+
+def _fields(algorithm: str) -> list[str]:
+    return [f.name for f in fields(ALGORITHMS[algorithm])]
+
+
+def fitting(task: Task) -> list[str]:
+    """The algorithms that solve problems like this one."""
+
+    def fits(name: str) -> bool:
+        kind = ALGORITHMS[name]
+        try:
+            Program(task.problem, kind(**task.advice(name, _fields(name))), task.layout, Everyone())
+        except FedbilevelError:
+            return False
+        return kind.bilevel
+
+    return [name for name in ALGORITHMS if fits(name)]
+
+
+def run(
+    comparison: Comparison, out: Path | None = None, progress: Callable[[int, int], None] | None = None, jobs: int = 0
+) -> Compared:
+    """Run all members, each into a run folder of its own; one that fails is reported and does not stop the others.
+
+    Args:
+        comparison: what to run.
+        out: the folder; one that holds this very comparison is continued where it stopped.
+        progress: called with how many members are done, and how many there are.
+        jobs: processes, see ``grid.run``; seeds of the same algorithm stay in one.
+    """
+    began = time.perf_counter()
+    comparison.check()
+    text = tomli_w.dumps(_config(comparison))
+    name = out / COMPARISON if out is not None else None
+    if name is not None and name.exists():
+        if name.read_text() != text:
+            raise FedbilevelError(f"{out} holds another comparison: choose another folder with --out.")
+        folder = name.parent
+        places = _places(comparison, folder)
+    else:
+        for *_, place in _places(comparison, Path())[:: len(comparison.seeds)]:
+            place.experiment.build().check()  # refuses what is wrong before anything is run
+        folder = new_folder(f"compare-{comparison.task}", out)
+        places = _places(comparison, folder)
+        write_atomically(folder / COMPARISON, text.encode())
+    groups = [[place for name, _, place in places if name == algorithm] for algorithm in comparison.algorithms]
+    try:
+        grid.run(groups, progress, jobs)
+    except KeyboardInterrupt as interrupt:
+        interrupt.saved = f"Go on with: fedbilevel resume {folder}"  # pyright: ignore[reportAttributeAccessIssue]
+        raise
+    members = [Member(runs(place.folder)[0], name, seed) for name, seed, place in places]
+    if not any(member.done for member in members):
+        raise FedbilevelError(f"every run failed; the first one said: {members[0].failure}")
+    return Compared(comparison, members, folder, time.perf_counter() - began)
+
+
+def _places(comparison: Comparison, folder: Path) -> list[tuple[str, int, Place]]:
+    return [
+        (name, seed, Place(folder / f"{name}-seed{seed}", replace(comparison.experiment(name, seed), references=False)))
+        for name in comparison.algorithms
+        for seed in comparison.seeds
+    ]
+
+
+COMPARISON = "compare.toml"
+
+
+def _config(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "task": comparison.task,
+        "algorithms": list(comparison.algorithms),
+        "rounds": comparison.rounds,
+        "seeds": list(comparison.seeds),
+        **({"sample": comparison.sample} if comparison.sample else {}),
+        "settings": dict(comparison.settings),
+    }
+
+
+def read(folder: Path) -> Comparison:
+    """The comparison that a folder holds."""
+    try:
+        return Comparison(**tomllib.loads((folder / COMPARISON).read_text()))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FedbilevelError(f"{folder / COMPARISON} cannot be read ({error}).") from None
+
+
+def last(members: Sequence[Member], metric: str) -> tuple[float, float]:
+    """Mean and standard deviation over seeds at the end."""
+    mean, deviation = band([m.history for m in members if m.done], metric)
+    return float(mean[-1]), float(deviation[-1])
+
+
+def per_client(member: Member, name: str) -> float:
+    """A count over all clients at the end of a run, as a mean per client."""
+    return member.history[-1][name] / member.run.info["clients"] if member.done else 0.0
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Seeds as people write them.
+
+    >>> parse_seeds("0..3"), parse_seeds("1,5")
+    ([0, 1, 2, 3], [1, 5])
+    """
+    try:
+        if ".." in text:
+            first, end = (int(part) for part in text.split(".."))
+            seeds = list(range(first, end + 1))
+        else:
+            seeds = [int(part) for part in text.split(",")]
+    except ValueError:
+        seeds = []
+    if not seeds or min(seeds) < 0:
+        raise FedbilevelError(f"seeds are written 0..4 or 0,3,7, not '{text}'.")
+    return seeds
+
+
+def plan(
+    task: str,
+    algorithms: str | None = None,
+    rounds: int | None = None,
+    seeds: str | None = None,
+    sample: str | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> Comparison:
+    """The comparison that a command line asks for, by default of all algorithms that fit the task."""
+    settings = settings or {}
+    names = [] if algorithms in (None, "all") else [name.strip() for name in algorithms.split(",")]
+    if not names or rounds is None:
+        options = {k: v for k, v in settings.items() if k.removeprefix("task.") in _options(task)}
+        made = Experiment(task, settings=options).build().task
+        names, rounds = names or fitting(made), made.rounds if rounds is None else rounds
+    for name in names:
+        _ = ALGORITHMS[name]  # refuses unknown ones
+    return Comparison(task, names, rounds, parse_seeds(seeds) if seeds else (0,), sample, settings)

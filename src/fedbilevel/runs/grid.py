@@ -1,0 +1,138 @@
+"""Many experiments, each in a run folder of its own: in processes, one failure does not stop the others, and what was
+interrupted goes on.
+"""
+
+import contextlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedbilevel.runs import processes
+from fedbilevel.runs.experiment import Experiment, resume
+from fedbilevel.runs.experiment import run as run_experiment
+from fedbilevel.runs.processes import DIED, cores
+from fedbilevel.storage.records import CONFIG, INFO, Run, run_in, write_atomically
+
+
+class Place(NamedTuple):
+    """An experiment and the folder of its run."""
+
+    folder: Path
+    experiment: Experiment
+
+    @property
+    def status(self) -> str:
+        """How its run stands, "" if it has not begun."""
+        run = run_in(self.folder)
+        return "" if run is None else run.status
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more is to be done now."""
+        return self.status in ("finished", "failed")
+
+    @property
+    def settled(self) -> bool:
+        """Whether it has a result: to run it again would give the same. Other failures may be mended."""
+        run = run_in(self.folder)
+        return run is not None and (run.status == "finished" or bool(run.info.get("diverged")))
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run of many."""
+
+    run: Run
+
+    @cached_property
+    def history(self) -> list[dict[str, Any]]:
+        """Its rows, NaN where a number was not finite."""
+        return [{k: math.nan if v is None else v for k, v in row.items()} for row in self.run.rows]
+
+    @property
+    def failure(self) -> str:
+        """Why there is no result."""
+        if self.done:
+            return ""
+        at_work = "another process is at work there." if self.run.status == "running" else "it did not finish."
+        return str(self.run.info.get("failure") or at_work)
+
+    @property
+    def done(self) -> bool:
+        return self.run.status == "finished"
+
+
+def band(histories: Sequence[Sequence[Mapping[str, Any]]], metric: str) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation over seeds of a metric, for every row of their histories."""
+    values = np.array([[row[metric] for row in history] for history in histories], float)
+    return values.mean(axis=0), values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
+
+
+def seconds(members: Sequence[Member]) -> float:
+    """How long these runs took together."""
+    return sum(member.history[-1]["seconds"] for member in members if member.done)
+
+
+def run(groups: Sequence[Sequence[Place]], progress: Callable[[int, int], None] | None = None, jobs: int = 0) -> None:
+    """Run all that have no result yet, also those that failed before by other reasons than that they diverged; whatever
+    fails is in its run folder.
+
+    Args:
+        groups: those of a group stay in one process, where what has the same shapes is compiled only once.
+        progress: called with how many are done, and how many there are.
+        jobs: processes, never more than there are cores; 0 is one for each core.
+    """
+    places = [place for group in groups for place in group]
+    left = [group for all_ in groups if (group := [place for place in all_ if not place.settled])]
+    for place in (place for group in left for place in group if place.ended):
+        (place.folder / INFO).unlink()
+    tell = lambda: progress(sum(place.ended for place in places), len(places)) if progress else None
+    tell()
+    workers = min(jobs or cores(), cores(), len(left))
+    if workers > 1:
+        _in_processes(left, workers, tell)
+    else:
+        for group in left:
+            _run_group(group, tell)
+
+
+def _run_group(group: Sequence[Place], tell: Callable[[], None] | None = None) -> None:
+    """One after the other."""
+    for place in group:
+        try:
+            begun = (place.folder / CONFIG).exists()
+            resume(place.folder) if begun else run_experiment(place.experiment, place.folder)
+        except Exception as error:
+            if place.status not in ("failed", "running"):  # it said so itself, or another process is at work there
+                _fail(place, f"it could not be started: {error}")
+        if tell is not None:
+            tell()
+
+
+def _fail(place: Place, why: str) -> None:
+    """Say in a member's folder that it failed."""
+    run = run_in(place.folder)
+    known = {"task": place.experiment.task, "name": place.folder.name} if run is None else run.info
+    place.folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(place.folder / INFO, json.dumps({**known, "status": "failed", "failure": why}).encode())
+
+
+def _in_processes(groups: Sequence[Sequence[Place]], workers: int, tell: Callable[[], None]) -> None:
+    """A process that dies fails the member it was at, and no other."""
+    left = list(groups)
+    while left:
+        with contextlib.closing(processes.calls(_run_group, [(group,) for group in left], workers, tell)) as results:
+            died = [left[number] for number, result in results if result is DIED]
+        left = []
+        for group in died:
+            at, *others = [place for place in group if not place.ended] or [None]
+            if at is not None:
+                _fail(at, "its process died (out of memory?).")
+            left += [others] if others else []
+    tell()

@@ -1,0 +1,147 @@
+"""Calls in processes: one that dies takes only its own call with it, and an interrupt reaches what is being done."""
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from multiprocessing.connection import wait
+from typing import Any, NamedTuple
+
+from fedbilevel.runs import interrupts
+from fedbilevel.errors import FedbilevelError
+
+DIED: Any = object()
+"""What a call gave whose process died."""
+
+
+class Worker(NamedTuple):
+    """A process and the way to talk to it."""
+
+    process: Any
+    connection: Any
+
+    @classmethod
+    def start(cls) -> "Worker":
+        spawn = multiprocessing.get_context("spawn")
+        here, there = spawn.Pipe()
+        process = spawn.Process(target=_work, args=(there,), daemon=True)
+        with _one_thread(), _deaf_to_interrupts():
+            process.start()
+        there.close()  # so that its end is noticed
+        return cls(process, here)
+
+
+def calls(
+    function: Callable[..., Any],
+    arguments: Sequence[Sequence[Any]],
+    workers: int,
+    tell: Callable[[], None] | None = None,
+) -> Generator[tuple[int, Any]]:
+    """The number and the result of each call, in the order in which they end; ``DIED`` if its process died. What a call
+    raises is raised here. Then, or when the generator is closed, the other calls are interrupted, and waited for: they
+    save what they have.
+
+    Args:
+        function: called with each of the arguments, at most so many times at once.
+        arguments: in the order in which they are begun.
+        workers: processes of one thread each. What one call compiles or reads, a later one in the same process has.
+        tell: called every half a second.
+    """
+    waiting = deque(enumerate(arguments))
+    everyone: list[Worker] = []
+    busy: dict[Any, tuple[int, Worker]] = {}
+    try:
+        while waiting or busy:
+            while waiting and len(busy) < workers:
+                idle = [worker for worker in everyone if worker.connection not in busy]
+                if not idle:
+                    everyone.append(Worker.start())
+                    continue
+                number, some = waiting.popleft()
+                busy[idle[0].connection] = number, idle[0]
+                with contextlib.suppress(OSError):  # if it is dead, that is seen below
+                    idle[0].connection.send((function, some))
+            for connection in wait([*busy], timeout=0.5):
+                number, worker = busy[connection]
+                try:
+                    result, error = worker.connection.recv()
+                except (EOFError, OSError):
+                    everyone.remove(worker)
+                    worker.process.join()
+                    result, error = DIED, None
+                del busy[connection]
+                if error is not None:
+                    raise error
+                yield number, result
+            if tell is not None:
+                tell()
+    finally:
+        for _, worker in busy.values():
+            worker.process.terminate()
+        for worker in everyone:
+            worker.connection.close()
+        for worker in everyone:
+            worker.process.join()
+
+
+def cores() -> int:
+    """How many processes can work at the same time."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Processes that are started here compute with one thread."""
+    before = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = f"{before} --xla_cpu_multi_thread_eigen=false".strip()
+    try:
+        yield
+    finally:
+        os.environ["XLA_FLAGS"] = before
+
+
+@contextlib.contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Ctrl-C reaches every process of a terminal. Those that are started here leave it to this one, which gets it after
+    this.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _work(connection: Any) -> None:
+    """What a process does: one call after the other, until nobody has another one for it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    interrupts.listen()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with contextlib.suppress(EOFError, KeyboardInterrupt, OSError):
+        while True:
+            function, arguments = connection.recv()
+            try:
+                result, error = function(*arguments), None
+            except Exception as raised:
+                result, error = None, raised
+            try:
+                message = pickle.dumps((result, error))
+                pickle.loads(message)  # some errors cannot be made again
+            except Exception:
+                message = pickle.dumps((None, FedbilevelError(f"{type(error).__name__}: {error}")))
+            connection.send_bytes(message)
+
+
+def _end_with_parent() -> None:
+    """Interrupt this process when the one that started it is gone: it saves what it has."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,321 @@
+"""``solve``: run an algorithm on a task and come back with the solution and its history."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from numbers import Integral
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import jax
+import numpy as np
+
+from fedbilevel.runs import interrupts
+from fedbilevel.runs.callbacks import Callback, OnRow, Started
+from fedbilevel.storage.checkpoints import Checkpoints, Saved, fingerprint
+from fedbilevel.core import Algorithm, Tree, as_float
+from fedbilevel.diagnostics import Diagnostic, Measure, Snapshot, find, measure
+from fedbilevel.engines.messaging.local import Local
+from fedbilevel.engines.participation import Participation, participation
+from fedbilevel.engines.plan import Plan
+from fedbilevel.engines.simulation import Batching, Simulation
+from fedbilevel.errors import Diverged, FedbilevelError, UnknownName
+from fedbilevel.core.task import Task
+from fedbilevel.core.vectors import is_vector
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Row = dict[str, Any]
+ENGINES = ("simulation", "local")
+
+
+class Engine(Protocol):
+    """What ``solve`` needs of an engine. A state has ``server``, ``round``, ``finite`` and the counts ``served`` and
+    ``calls``.
+    """
+
+    plan: Plan
+
+    def start(self, seed: int, x: Any = None, y: Any = None) -> Any: ...
+    def advance(self, state: Any, rounds: int) -> Any: ...
+    def solution(self, state: Any) -> tuple[Any, Any]: ...
+    def metrics(self, state: Any) -> Mapping[str, Any]: ...
+    def arrays(self, state: Any) -> dict[str, np.ndarray]: ...
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Result:
+    """What ``solve`` gives back.
+
+    ``x`` and ``y`` have the user's own structure (a private x and a local y with a leading axis of clients);
+    ``history`` is a list of rows, one per evaluation (``pandas.DataFrame(result.history)``); ``metrics`` is its last
+    row; ``state`` is the engine's, ``seconds`` includes compilation.
+    """
+
+    x: Tree
+    y: Tree
+    history: list[Row]
+    state: Any = field(repr=False)
+    plan: Plan = field(repr=False)
+    seconds: float
+
+    @property
+    def metrics(self) -> Row:
+        """The last row of the history."""
+        return self.history[-1]
+
+    def plot(self, metrics: str | Sequence[str] | None = None, against: str = "round") -> "Figure":
+        """Draw the history: a matplotlib figure, which notebooks show and ``savefig`` writes.
+
+        Args:
+            metrics: columns of the history, each on axes of its own; None is all metrics and diagnostics.
+            against: the column to draw them against, such as "round", "exchanges", "megabytes" or "seconds".
+        """
+        from fedbilevel.drawing.curves import curves  # here, so that importing the library does not import matplotlib
+
+        return curves(self.history, metrics, against)
+
+
+class Stopped(FedbilevelError):
+    """A run that ended early; ``result`` is what it had."""
+
+    def __init__(self, message: str, result: Result) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+def solve(
+    task: Task,
+    algorithm: Algorithm,
+    rounds: int = 200,
+    seed: int = 0,
+    sample: "int | Participation | list[int] | None" = None,
+    *,
+    every: int | None = None,
+    diagnostics: Sequence[str | Diagnostic | Measure] = (),
+    x: Tree = None,
+    y: Tree = None,
+    engine: "Literal['simulation', 'local'] | Engine" = "simulation",
+    batching: Batching = "auto",
+    metrics: bool = True,
+    callbacks: "Sequence[Callback | Callable[[Row], Any]]" = (),
+    checkpoint: "Checkpoints | Path | str | None" = None,
+) -> Result:
+    """Run an algorithm on a task.
+
+    Args:
+        task: the problem and its clients.
+        algorithm: with its hyper-parameters, for instance ``FedBiOAcc(lr_upper=2.0)``.
+        rounds: how many.
+        seed: of everything random: the first x and y, batches, cohorts.
+        sample: who takes part in a round: None everybody, a number of clients drawn uniformly,
+            ``Independent(probability)``, or a list of clients.
+        every: rounds between evaluations (default: about fifty evaluations).
+        diagnostics: exact quantities for every row of the history: names of ``diagnostics.DIAGNOSTICS`` such as
+            "hypergradient", and functions ``f(task, x, y) -> number or {name: number}``. A column is NaN where its
+            quantity is not defined, and replaces a metric of the same name. Neither the traffic nor the seconds
+            include them.
+        x, y: where to start, instead of the problem's ``init``.
+        engine: "simulation" (compiled) or "local" (messages between a server and clients in this process), or an
+            engine that was made for this task, algorithm and sample.
+        batching: how the simulator goes through the clients: "scan" one by one, "vmap" all at once, "auto" what suits
+            the device.
+        metrics: whether rows have the task's metrics; False leaves its test data alone.
+        callbacks: told of the run as it goes on: functions called with every row of the history, and
+            :class:`~fedbilevel.callbacks.Callback` objects.
+        checkpoint: a folder in which the run is saved every half minute, at its end and when it is interrupted, or
+            :class:`~fedbilevel.checkpoint.Checkpoints`. A run that finds itself there goes on from its newest
+            checkpoint, to the same result as without a break, bit for bit. For the engine "simulation".
+
+    Raises:
+        Diverged: when a state is NaN or infinite; its ``__cause__`` is a :class:`Stopped` with what there was before.
+        KeyboardInterrupt: likewise with a :class:`Stopped` as cause.
+    """
+    if not isinstance(algorithm, Algorithm):
+        raise FedbilevelError(f"give an algorithm with its hyper-parameters, for instance FedBiO(), not {algorithm!r}.")
+    check_rounds(rounds, every)
+    check_seed(seed)
+    watched = [find(entry) for entry in ([diagnostics] if isinstance(diagnostics, str) else diagnostics)]
+    began = time.perf_counter()
+    chosen = participation(sample, len(task.clients))
+    runner = _engine(engine, task, algorithm, chosen, batching)
+    given = _start_values(task, x, y)
+    every = interval(rounds, every)
+    told = [each if isinstance(each, Callback) else OnRow(each) for each in callbacks]
+    checkpoints = Checkpoints(checkpoint) if isinstance(checkpoint, Path | str) else checkpoint
+    saved, run = None, ""
+    if checkpoints is not None:
+        if engine == "local":
+            raise FedbilevelError("checkpoints need engine='simulation': clients keep a part of the state.")
+        how = (type(runner).__name__, batching, metrics, [d.name for d in watched])
+        run = fingerprint(task, algorithm, chosen, seed, every, given, how)
+        saved = checkpoints.newest(run, runner.restore)
+    history: list[Row] = saved.history if saved else []
+    began -= saved.seconds if saved else 0
+
+    def evaluate(state: Any) -> None:
+        nonlocal began
+        row = observe(runner, state, time.perf_counter() - began, metrics)
+        paused = time.perf_counter()
+        row |= measure(watched, Snapshot(runner, state))
+        began += time.perf_counter() - paused
+        for each in told:
+            each.row(row)
+        history.append(row)
+
+    def result(state: Any) -> Result:
+        return Result(*runner.solution(state), history, state, runner.plan, time.perf_counter() - began)
+
+    def save(state: Any) -> None:
+        if checkpoints is not None:
+            seconds = time.perf_counter() - began
+            checkpoints.save(run, runner.arrays(state), int(state.round), Saved(state, history, seconds))
+
+    state = saved.state if saved else runner.start(seed, *given)
+    for each in told:
+        each.start(Started(task, algorithm, rounds, seed, list(history)))
+    try:
+        if not bool(state.finite):
+            raise diverged(algorithm, state)
+        for each in watched:
+            each.check(Snapshot(runner, state))
+        at_once = 1  # rounds per call: a call cannot be interrupted, so it is kept to about half a second
+        while True:
+            now, seen = int(state.round), history[-1]["round"] if history else -1
+            if (now % every == 0 or now >= rounds) and seen < now:
+                evaluate(state)
+            if now >= rounds:
+                break
+            if checkpoints is not None and now > 0 and checkpoints.due():
+                save(state)
+            interrupts.check()
+            called = time.perf_counter()
+            due = min(rounds, (now // every + 1) * every)
+            new = jax.block_until_ready(runner.advance(state, min(at_once, due - now)))
+            if not bool(new.finite):
+                raise diverged(algorithm, new) from Stopped(f"stopped after round {now}", result(state))
+            state = new
+            if checkpoints is None or checkpoints.seconds > 0:  # otherwise every round is saved
+                at_once = 2 * at_once if time.perf_counter() - called < 0.25 else max(1, at_once // 2)
+        save(state)
+    except KeyboardInterrupt as interrupt:
+        interrupts.seen()
+        save(state)
+        raise interrupt from Stopped(f"interrupted after round {int(state.round)}", result(state))
+    finally:
+        for each in told:
+            each.end()
+    return result(state)
+
+
+def interval(rounds: int, every: int | None) -> int:
+    """Rounds between evaluations: as asked for, or about fifty evaluations."""
+    return every or max(1, rounds // 50)
+
+
+def observe(engine: Engine, state: Any, seconds: float, metrics: bool) -> Row:
+    """A row of the history without diagnostics: what was spent, and the task's metrics if they are wanted."""
+    row: Row = {"round": int(state.round), **traffic(engine.plan, state), "seconds": seconds}
+    if metrics:
+        row |= {name: float(value) for name, value in engine.metrics(state).items()}
+    return row
+
+
+def check_rounds(rounds: Any, every: Any) -> None:
+    """Refuse what are no numbers of rounds."""
+    if not isinstance(rounds, Integral) or rounds < 0:
+        raise FedbilevelError(f"rounds must be a whole number that is not negative, but is {rounds}.")
+    if every is not None and (not isinstance(every, Integral) or every < 1):
+        raise FedbilevelError(f"every must be a whole number of rounds, at least 1, but is {every}.")
+
+
+def check_seed(seed: Any) -> None:
+    """Refuse what is no seed."""
+    if not isinstance(seed, Integral) or not 0 <= int(seed) < 2**32:
+        raise FedbilevelError(f"seed must be a whole number from 0 to 4294967295, but is {seed}.")
+
+
+def _engine(name: str | Engine, task: Task, algorithm: Algorithm, chosen: Participation, batching: Batching) -> Engine:
+    if not isinstance(name, str):
+        return name
+    if name not in ENGINES:
+        raise UnknownName("engine", name, ENGINES)
+    return Local(task, algorithm, chosen) if name == "local" else Simulation(task, algorithm, chosen, batching)
+
+
+def _start_values(task: Task, x: Tree, y: Tree) -> tuple[Tree, Tree]:
+    """The given x and y as arrays, checked against what the problem's ``init`` gives."""
+    first_x, first_y = jax.eval_shape(task.problem.start, jax.random.key(0))
+    blocks = (len(task.clients),) if task.problem.private_x else ()
+    checked = []
+    for name, given, first, lead in (("x", x, first_x, blocks), ("y", y, first_y, ())):
+        if given is not None:
+            given = jax.tree.map(as_float, given)
+            shapes = (
+                jax.tree.map(lambda a: a.shape, given),
+                jax.tree.map(lambda a, lead=lead: (*lead, *a.shape), first.tree),
+            )
+            if shapes[0] != shapes[1]:
+                raise FedbilevelError(
+                    f"the given {name} has the shape {shapes[0]}, but this problem needs {shapes[1]}."
+                )
+            given = jax.tree.map(lambda a, like: a.astype(like.dtype), given, first.tree)
+        checked.append(given)
+    return checked[0], checked[1]
+
+
+def traffic(plan: Plan, state: Any) -> Mapping[str, float | int]:
+    """What has been sent and computed so far, by all clients together."""
+    served, calls = np.asarray(state.served, np.int64), np.asarray(state.calls, np.int64)
+    exchanges = plan.all
+    # What is sent once goes to everybody: only then does it stay with the clients.
+    once = (
+        plan.once * int(served[len(plan.start)] // max(1, calls[len(plan.start)]))
+        if plan.once and int(state.round)
+        else 0
+    )
+    down = (once + sum(int(n) * e.bytes_down for n, e in zip(served, exchanges, strict=True))) / 1e6
+    up = sum(int(n) * e.bytes_up for n, e in zip(served, exchanges, strict=True)) / 1e6
+    floats = sum(int(n) * (e.down + e.up) for n, e in zip(served, exchanges, strict=True))
+    oracles = {
+        name: sum(int(n) * e.oracles[name] for n, e in zip(served, exchanges, strict=True))
+        for name in ("Gf", "Gg", "J", "H")
+    }
+    return {
+        "exchanges": int(calls.sum()),
+        "megabytes_down": down,
+        "megabytes_up": up,
+        "megabytes": down + up,
+        "floats": floats,
+        **oracles,
+    }
+
+
+COUNTED = frozenset(
+    ["round", "seconds", "exchanges", "megabytes_down", "megabytes_up", "megabytes", "floats", "Gf", "Gg", "J", "H"]
+)
+"""The columns that every history has; the others are metrics."""
+
+STEP_OF = {"x": "lr_upper", "y": "lr_lower", "u": "lr_adjoint"}
+
+
+def diverged(algorithm: Algorithm, state: Any) -> Diverged:
+    """Name the variables that are not finite, and the steps to lower."""
+    parts, _ = jax.tree_util.tree_flatten_with_path(state.server, is_leaf=is_vector)
+    bad = []
+    for path, part in parts:
+        if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(part) if hasattr(leaf, "dtype")):
+            bad.append(jax.tree_util.keystr(path, simple=True, separator="."))
+    known = {f.name for f in fields(algorithm)}
+    steps = dict.fromkeys(STEP_OF.get(name.rsplit(".", 1)[-1], "") for name in bad)
+    now = {step: getattr(algorithm, step) for step in steps if step in known}
+    advice = ", ".join(
+        f"{step} (now {v:g})" if isinstance(v, int | float) else f"{step} (now {v})" for step, v in now.items()
+    )
+    text = (
+        f"round {int(state.round)}: {' and '.join(bad)} became NaN or infinite: "
+        f"try a smaller {advice or 'step size'}, or check that the losses are finite."
+    )
+    return Diverged(text, int(state.round), tuple(bad))

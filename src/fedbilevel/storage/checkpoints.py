@@ -1,0 +1,128 @@
+"""Checkpoints: all of a run in one file, from which it goes on to the same result, bit for bit.
+
+A file is in the safetensors format, which cannot execute code. Its header has the round, the history, the seconds so
+far, a fingerprint of everything that determines the run, and a checksum of the arrays. It is put in its place in one
+step, so that a crash leaves the one before.
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedbilevel.core import Algorithm
+from fedbilevel.core.task import Task, digest
+from fedbilevel.engines.participation import Participation
+from fedbilevel.errors import FedbilevelError, FedbilevelWarning, NoQuorum
+from fedbilevel.storage.arrays import decode, encode
+from fedbilevel.storage.records import write_atomically
+
+
+class Saved(NamedTuple):
+    """What a checkpoint holds."""
+
+    state: Any
+    history: list[dict[str, Any]]
+    seconds: float
+
+
+@dataclass
+class Checkpoints:
+    """Where a run is saved, and how often.
+
+    Args:
+        folder: holds nothing but the checkpoints of one run.
+        seconds: the least time between two, 0 is one after every round; one is always saved at the end of a run and
+            when it is interrupted.
+        keep: how many files stay, the newest ones.
+    """
+
+    folder: Path | str
+    seconds: float = 30.0
+    keep: int = 2
+    _last: float = field(default=-float("inf"), init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.folder = Path(self.folder)
+        if self.seconds < 0 or self.keep < 1:
+            raise FedbilevelError("checkpoints: seconds must not be negative, and at least one is kept.")
+
+    def files(self) -> list[Path]:
+        """The newest one first."""
+        return sorted(Path(self.folder).glob("round-*.safetensors"), reverse=True)
+
+    def due(self) -> bool:
+        """Whether it is time for the next one."""
+        return time.monotonic() - self._last >= self.seconds
+
+    def save(self, run: str, arrays: Mapping[str, np.ndarray], round: int, saved: Saved) -> Path:
+        """Write a checkpoint of the run with this fingerprint; older ones go."""
+        header = {
+            "run": run,
+            "round": round,
+            "history": saved.history,
+            "seconds": saved.seconds,
+            "checksum": _checksum(arrays),
+        }
+        path = Path(self.folder) / f"round-{round:010}.safetensors"
+        write_atomically(path, encode(header, arrays))
+        self._last = time.monotonic()
+        for old in self.files()[self.keep :]:
+            old.unlink(missing_ok=True)
+        return path
+
+    def newest(self, run: str, restore: Callable[[Mapping[str, np.ndarray]], Any]) -> Saved | None:
+        """The newest checkpoint of the run with this fingerprint. One that cannot be used is named in a warning, and
+        the one before it is taken; if there are only such files, nothing is overwritten.
+        """
+        self._last = time.monotonic()
+        refused = ""
+        for path in self.files():
+            try:
+                header, arrays = decode(path.read_bytes())
+                if {"run", "history", "seconds", "checksum"} - header.keys():
+                    raise FedbilevelError("it is no checkpoint of fedbilevel.")
+                if header["checksum"] != _checksum(arrays):
+                    raise FedbilevelError("its contents are damaged.")
+                if header["run"] != run:
+                    raise FedbilevelError("it belongs to a run with another configuration or other data.")
+                return Saved(restore(arrays), header["history"], header["seconds"])
+            except NoQuorum:  # not the file's fault
+                raise
+            except (FedbilevelError, OSError) as error:
+                refused = f"the checkpoint {path} cannot be used: {error}"
+                warnings.warn(f"{refused} Trying the one before.", FedbilevelWarning, stacklevel=2)
+        if refused:
+            raise FedbilevelError(f"{refused} There is no other one: remove {self.folder} to start again.")
+        return None
+
+
+def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
+    return digest((name, arrays[name]) for name in sorted(arrays))
+
+
+def fingerprint(
+    task: Task, algorithm: Algorithm, sample: Participation, seed: int, every: int, start: Any, more: Any
+) -> str:
+    """A hash of what determines a run: the data, the algorithm with its hyper-parameters, participation, seed, when it
+    is evaluated and where it starts. The code of the losses cannot be hashed; the shapes of x and y are checked apart.
+    """
+    words = (
+        task.name,
+        dict(task.options),
+        algorithm,
+        sample,
+        seed,
+        every,
+        more,
+        task.layout,
+        task.fingerprint,
+        str(jnp.result_type(float)),
+    )
+    return digest([(repr(words), np.zeros(0)), *(("start", leaf) for leaf in jax.tree.leaves(start))])

@@ -1,0 +1,375 @@
+"""Real processes on loopback: FLARE's server and sites with mutual TLS, ended in the middle, refused, revoked."""
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import tomli_w
+
+import fedbilevel as fb
+from fedbilevel.storage.arrays import decode, named_leaves
+
+pytest.importorskip("nvflare")
+
+from fedbilevel.federation import coordinator, process, project
+from fedbilevel.federation.cli import missing
+from fedbilevel.federation.demo import child, free_port
+from fedbilevel.federation.join import obstacle
+from fedbilevel.federation.server import EXCHANGES, status
+from fedbilevel.federation.study import Study
+from helpers import INTERRUPTIBLE
+
+SITES = ("north", "east", "south")
+
+
+def quadratic(**more: Any) -> dict[str, Any]:
+    return {
+        "task": {"name": "quadratic", "clients": len(SITES)} | more.get("task", {}),
+        "algorithm": more["algorithm"],
+        "run": {"rounds": 4, "every": 2} | more.get("run", {}),
+        "federation": {"quorum": 2, "patience": 30.0} | more.get("federation", {}),
+    }
+
+
+class Running:
+    """A federation of three sites, each with a client of the quadratic problem."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.home = folder, folder / "hospitals"
+        (folder / "study.toml").write_text(tomli_w.dumps(quadratic(algorithm={"name": "fedbio"})))
+        parties = [{"name": name} for name in SITES]
+        described = {"name": "hospitals", "host": "localhost", "port": free_port(), "experiment": "study.toml"}
+        (folder / "hospitals.toml").write_text(tomli_w.dumps({**described, "parties": parties}))
+        project.create(project.read(folder / "hospitals.toml"), self.home)
+        self.children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self) -> None:
+        self.children["server"] = child(["start", str(self.home)], self.folder / "server.log")
+        for name in SITES:
+            self.join(name, project.kit(self.home, name))
+        wait(lambda: self.connected() == sorted(SITES), 120, lambda: (self.folder / "server.log").read_text())
+
+    def join(self, name: str, kit: Path) -> None:
+        arguments = ["join", str(kit), "--data", "builtin", "--folder", str(self.folder / name)]
+        self.children[name] = child(arguments, self.folder / f"{name}.log")
+
+    def connected(self) -> list[str]:
+        return coordinator.state(self.home).get("connected", [])
+
+    def want(self, study: dict[str, Any], name: str) -> Path:
+        path = self.folder / f"{name}.toml"
+        path.write_text(tomli_w.dumps(study))
+        return coordinator.want(self.home, path, name)
+
+    def finished(self, run: Path, seconds: float = 180) -> Path:
+        wait(lambda: status(run).get("status") in ("finished", "failed"), seconds, lambda: json.dumps(status(run)))
+        assert status(run)["status"] == "finished", status(run).get("failure")
+        return run
+
+    def at_round(self, run: Path, number: int) -> None:
+        """Wait until a run is there."""
+        wait(lambda: rounds(run)[-1:] >= [number], 180, lambda: json.dumps(status(run)))
+
+    def process(self, text: str) -> int:
+        """The one process of this federation whose command has these words."""
+        found = subprocess.run(["pgrep", "-f", text], capture_output=True, text=True, check=False).stdout.split()
+        return int(found[0])
+
+    def end(self) -> None:
+        process.end(*self.children.values(), seconds=15.0)
+
+
+def wait(ready: Callable[[], Any], seconds: float, otherwise: Callable[[], str]) -> None:
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            if ready():
+                return
+        time.sleep(0.2)
+    pytest.fail(f"not in {seconds} seconds: {otherwise()}")
+
+
+def processes(folder: Path) -> list[str]:
+    return subprocess.run(["pgrep", "-f", str(folder)], capture_output=True, text=True, check=False).stdout.split()
+
+
+def gone(folder: Path) -> None:
+    """No process of a federation is left, at the latest when the jobs have noticed that their site is gone."""
+    wait(lambda: not processes(folder), 15, lambda: "processes: " + " ".join(processes(folder)))
+
+
+def exchanges(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / EXCHANGES).read_text().splitlines() if line.endswith("}")]
+
+
+def rounds(run: Path) -> list[int]:
+    return [each["round"] for each in exchanges(run)]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    os.environ["JAX_ENABLE_X64"] = "1"  # for the processes to come
+    found = Running(tmp_path_factory.mktemp("federation"))
+    found.start()
+    try:
+        yield found
+    finally:
+        found.end()
+        del os.environ["JAX_ENABLE_X64"]
+        gone(found.folder)
+
+
+def simulated(run: Path) -> dict[str, np.ndarray]:
+    built = Study.read(run / "study.toml").build()
+    experiment = built.experiment
+    with jax.enable_x64(True):
+        result = fb.solve(
+            built.task, built.algorithm, experiment.rounds or 1, experiment.seed, experiment.participation(),
+            every=experiment.every,
+        )  # fmt: skip
+        return {name: np.asarray(leaf) for name, leaf in named_leaves({"x": result.x, "y": result.y}).items()}
+
+
+def same(run: Path, tolerance: float = 1e-10) -> None:
+    """The federation came to the simulator's numbers."""
+    _, found = decode((run / "solution.safetensors").read_bytes())
+    expected = simulated(run)
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert found[name].dtype == np.float64
+        np.testing.assert_allclose(found[name], array, rtol=tolerance, atol=tolerance)
+
+
+CASES = {
+    "fedbioacc": quadratic(algorithm={"name": "fedbioacc"}),
+    "fednest": quadratic(algorithm={"name": "fednest"}, run={"rounds": 2}),
+    "fedbioacc-local": quadratic(algorithm={"name": "fedbioacc-local"}, task={"variant": "T4"}, run={"sample": "2"}),
+    "primal-dual": quadratic(algorithm={"name": "primal-dual"}, task={"variant": "T5"}, run={"sample": "0.7"}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_real_processes_give_the_simulators_numbers(running: Running, name: str) -> None:
+    run = running.finished(running.want(CASES[name], name))
+    same(run)
+    assert not any(each["failed"] for each in exchanges(run))
+    log = (running.folder / "north" / "served.jsonl").read_text().splitlines()
+    served = [json.loads(line) for line in log]
+    assert any(line["run"] == name and line["left"] and line["bytes_out"] for line in served)
+
+
+LONG = quadratic(
+    algorithm={"name": "fedbioacc-local"},
+    task={"variant": "T4"},
+    run={"rounds": 120, "every": 40},
+    federation={"deadline": 30.0},
+)
+
+
+def kill(running: Running, whom: str) -> None:
+    if whom == "worker":
+        os.kill(int((running.folder / "east" / "worker.pid").read_text()), signal.SIGKILL)
+    elif whom == "site":
+        os.kill(running.process(f"client_train -m {(running.folder / 'south').resolve()}"), signal.SIGKILL)
+    else:
+        os.kill(running.process(f"server_train -m {(running.home / 'server').resolve()}"), signal.SIGKILL)
+
+
+def survives(running: Running, run: Path, whom: list[str]) -> None:
+    """The run comes to the right answer by itself, whoever is killed in the middle of it."""
+    at = 5
+    for each in whom:
+        running.at_round(run, at)
+        kill(running, each)
+        at += 30
+    running.finished(run, 300)
+    lost = [each for each in exchanges(run) if each["failed"]]
+    # A worker costs one answer, if any; who is killed otherwise has the round repeated.
+    assert len({each["round"] for each in lost}) <= 1, lost
+    same(run, 0.05 if lost else 1e-10)
+    assert status(run)["submitted"] == 1 + len(set(whom) - {"worker"})
+    seen = rounds(run)
+    again = [number for before, number in itertools.pairwise(seen) if number < before]
+    assert len(again) <= len(whom)
+    assert all(before - number <= 1 for before, number in itertools.pairwise(seen))
+
+
+def test_a_run_in_which_everybody_is_killed_once_comes_to_its_end(running: Running) -> None:
+    """Of an algorithm whose clients remember: they go on from the last committed round."""
+    survives(running, running.want(LONG, "all-killed"), ["worker", "site", "server"])
+
+
+def test_a_worker_that_hangs_costs_few_answers_and_is_started_again(running: Running) -> None:
+    study = quadratic(
+        algorithm={"name": "fedbio"},
+        run={"rounds": 60, "every": 60},
+        federation={"deadline": 3.0, "setup_deadline": 60.0},
+    )
+    run = running.want(study, "worker-hangs")
+    running.at_round(run, 5)
+    hanging = int((running.folder / "east" / "worker.pid").read_text())
+    os.kill(hanging, signal.SIGSTOP)
+    running.finished(run)
+    lost = [each for each in exchanges(run) if each["failed"]]
+    assert len(lost) <= 30  # none, if it was between two exchanges
+    assert all(list(each["failed"]) == ["east"] for each in lost)
+    assert sum(missed for missed, _ in missing(run).values()) == len(lost)
+    assert exchanges(run)[-1]["answered"] == list(SITES)
+    assert int((running.folder / "east" / "worker.pid").read_text()) != hanging
+    same(run, 0.05)
+
+
+def test_the_coordinators_command_may_be_interrupted(running: Running) -> None:
+    path = running.folder / "interrupted.toml"
+    path.write_text(tomli_w.dumps(quadratic(algorithm={"name": "fedbio"}, run={"rounds": 150, "every": 10})))
+    command = [*INTERRUPTIBLE, "federation", "run"]
+    where = ["--federation", str(running.home)]
+    first = subprocess.Popen(
+        [*command, str(path), "--name", "interrupted", *where],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    run = running.home / "runs" / "interrupted"
+    running.at_round(run, 3)
+    first.send_signal(signal.SIGINT)
+    said, _ = first.communicate(timeout=60)
+    assert first.returncode == 130
+    assert "The run goes on at the server" in said
+    again = subprocess.run([*command, "--resume", *where], capture_output=True, text=True, timeout=180, check=False)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "Results in" in again.stdout
+    same(run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whom", ["worker", "site", "server"])
+@pytest.mark.parametrize("name", CASES)
+def test_whoever_is_killed_comes_back(running: Running, name: str, whom: str) -> None:
+    study = CASES[name] | {"run": CASES[name]["run"] | {"rounds": 60, "every": 60}}
+    survives(running, running.want(study, f"{name}-{whom}-killed"), [whom])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what FLARE calls
+@pytest.mark.parametrize("brought", ["code", "another class"])
+def test_a_job_that_brings_code_is_refused(running: Running, tmp_path: Path, brought: str) -> None:
+    from nvflare.fuel.flare_api.flare_api import new_secure_session
+
+    study = Study.read(running.folder / "study.toml")
+    marker = tmp_path / "was here"
+    evil = f"open({str(marker)!r}, 'w')\n\n\nclass Site:\n    pass\n"
+    package = tmp_path / "evil"
+    coordinator.write_job(package, "evil", list(SITES), list(SITES), study)
+    if brought == "code":
+        (package / "app" / "custom").mkdir()
+        (package / "app" / "custom" / "evil.py").write_text(evil)
+    config = package / "app" / "config" / "config_fed_client.json"
+    wanted = json.loads(config.read_text())
+    wanted["components"][0] |= (
+        {"path": "evil.Site"}
+        if brought == "code"
+        else {"path": "subprocess.Popen", "args": {"args": ["touch", str(marker)]}}
+    )
+    config.write_text(json.dumps(wanted))
+    session = new_secure_session("coordinator@hospitals.org", str(running.home / "coordinator"), timeout=10.0)
+    try:
+        job = session.submit_job(str(package))
+        wait(lambda: _ended(session, job), 60, lambda: str(session.get_job_meta(job)))
+        assert "COMPLETED" not in str(session.get_job_status(job))
+        assert not marker.exists()
+    finally:
+        session.close()
+
+
+def _ended(session: Any, job: str) -> bool:
+    word = str(session.get_job_status(job))
+    return word.startswith("FINISHED") or word == "FAILED_TO_RUN"
+
+
+def test_who_has_no_valid_kit_cannot_join(running: Running, tmp_path: Path) -> None:
+    """Another project's kit, a kit of ours whose certificate was made by somebody else, and a revoked one."""
+    other = Running(tmp_path)  # has the same names, and its own authority
+    stranger = project.unpack(project.kit(other.home, "north"), tmp_path / "stranger")
+    place = tmp_path / "stranger"
+    about = place / "kit.json"  # it even knows where our server is
+    about.write_text(about.read_text().replace(f": {stranger['port']}", f": {project.load(running.home).port}"))
+    assert "has no certificate of this federation" in obstacle(place)
+    shutil.copy(running.home / "server" / "startup" / "rootCA.pem", place / "startup" / "rootCA.pem")  # and trusts it
+    assert "does not accept the certificate" in obstacle(place)
+    impostor = child(
+        ["join", str(project.kit(other.home, "north")), "--data", "builtin", "--folder", str(tmp_path / "stranger")],
+        tmp_path / "stranger.log",
+    )
+    extra = project.add(running.home, "west")
+    running.join("west", extra)
+    try:
+        wait(lambda: "west" in running.connected(), 90, lambda: (running.folder / "west.log").read_text())
+        assert "does not accept the certificate" in (tmp_path / "stranger.log").read_text()
+        project.revoke(running.home, "west")
+        wait(lambda: "west" not in running.connected(), 60, lambda: str(running.connected()))
+        process.end(running.children["west"], seconds=15.0)
+        running.join("west", _kept(extra, running))
+        log = running.folder / "west.log"
+        wait(lambda: "refuses this site" in log.read_text(), 60, log.read_text)
+        assert "west" not in running.connected()
+    finally:
+        process.end(impostor, running.children.pop("west"), seconds=15.0)
+
+
+def test_who_has_no_certificate_is_not_even_heard(running: Running) -> None:
+    port = project.load(running.home).port
+    context = ssl.create_default_context(cafile=str(running.home / "server" / "startup" / "rootCA.pem"))
+
+    def talk() -> None:
+        plain = socket.create_connection(("localhost", port), 10)
+        with context.wrap_socket(plain, server_hostname="localhost") as wire:
+            wire.sendall(b"x" * 100)
+            wire.recv(1)  # the refusal comes with the first answer at the latest
+
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        talk()
+
+
+def _kept(kit: Path, running: Running) -> Path:
+    """The revoked party still has its copy of the kit."""
+    copy = running.folder / kit.name
+    project.pack(running.folder / "west", copy)
+    return copy
+
+
+@pytest.mark.slow
+def test_the_demo_ends_with_a_report_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fedbilevel", "federation", "demo", "--out", str(tmp_path / "demo")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "demo" / "report.html").stat().st_size > 1e5
+    assert "all, mean" in done.stdout
+    assert not processes(tmp_path / "demo")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_demo_that_is_ended_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
+    folder = tmp_path / "demo"
+    command = [*INTERRUPTIBLE, "federation", "demo", "--out", str(folder), "--rounds", "5000"]
+    demo = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    run = folder / "hospitals" / "runs" / "demo"
+    wait(lambda: rounds(run)[-1] >= 3, 180, lambda: "no rounds")
+    assert len(processes(folder)) > 10
+    demo.send_signal(number)
+    demo.wait(60)
+    gone(folder)

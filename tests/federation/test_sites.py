@@ -1,0 +1,574 @@
+"""A site without its network: what it reads, refuses, shares and keeps."""
+
+import csv
+import io
+import json
+import os
+import stat
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+from rich.console import Console
+
+import fedbilevel as fb
+from fedbilevel.engines.messaging.server import Messaging
+from fedbilevel.engines.participation import Everyone
+from fedbilevel.engines.plan import Program, trace
+from fedbilevel.federation import coordinator, join, project, schema, server
+from fedbilevel.federation.engine import Federation
+from fedbilevel.federation.own import parts, together
+from fedbilevel.federation.preview import preview
+from fedbilevel.federation.study import Study, difference, facts_of_copy, plan_digest, server_task, site_task
+from fedbilevel.federation.worker import LEDGER, Limits, Settings, Worker
+from fedbilevel.storage.arrays import decode, encode
+from helpers import here
+
+SCHEMA: dict[str, Any] = {
+    "label": {"column": "ill", "values": ["no", "yes"]},
+    "features": {"age": {"least": 0, "most": 120}, "pain": {"values": [1, 2, 3]}, "smokes": {"values": ["n", "y"]}},
+}
+
+
+def rows(count: int = 40, seed: int = 0) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(seed)
+    return [
+        {
+            "age": int(rng.integers(20, 90)) if rng.random() > 0.1 else "",
+            "pain": int(rng.integers(1, 4)),
+            "smokes": "ny"[rng.integers(2)],
+            "ill": ("no", "yes")[rng.integers(2)],
+        }
+        for _ in range(count)
+    ]
+
+
+def write(path: Path, table: list[dict[str, Any]]) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(table[0]))
+        writer.writeheader()
+        writer.writerows(table)
+    return path
+
+
+def study(folder: Path, **more: Any) -> Study:
+    path = folder / "study.toml"
+    tables = {"task": {"name": "regularization"}, "run": {"rounds": 3, "every": 1}, "schema": SCHEMA}
+    path.write_text(tomli_w.dumps(tables | more))
+    return Study.read(path)
+
+
+READ = schema.read(SCHEMA)
+
+
+def test_a_table_is_read_from_every_format(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    table = rows()
+    from_csv = schema.load(str(write(tmp_path / "a.csv", table)), READ, {}, "north")
+    columns = {name: [row[name] for row in table] for name in table[0]}
+    numbers = {**columns, "age": [None if v == "" else v for v in columns["age"]]}
+    parquet.write_table(pyarrow.table(numbers), tmp_path / "a.parquet")
+    np.savez(tmp_path / "a.npz", **{k: np.array(v, str) for k, v in columns.items()})  # pyright: ignore
+    for name in ("a.parquet", "a.npz"):
+        found = schema.load(str(tmp_path / name), READ, {}, "north")
+        np.testing.assert_array_equal(found.inputs, from_csv.inputs)
+        np.testing.assert_array_equal(found.labels, from_csv.labels)
+    assert from_csv.inputs.shape == (40, len(READ.names))
+    assert READ.names == ["age", "pain: 1", "pain: 2", "pain: 3", "smokes"]
+    assert np.isnan(from_csv.inputs[:, 0]).sum() == columns["age"].count("")
+    np.testing.assert_array_equal(from_csv.inputs[:, 1:4].argmax(1) + 1, columns["pain"])
+
+
+def test_a_function_gives_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hospital.py").write_text(
+        f"def load():\n    return {{k: [r[k] for r in {rows()!r}] for k in {list(rows()[0])!r}}}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert len(schema.load("hospital:load", READ, {}, "north").labels) == 40
+    with pytest.raises(fb.FedbilevelError, match="there is no function hospital:other"):
+        schema.load("hospital:other", READ, {}, "north")
+
+
+def test_columns_may_have_other_names(tmp_path: Path) -> None:
+    table = [{"Alter" if k == "age" else k: v for k, v in row.items()} for row in rows()]
+    path = str(write(tmp_path / "a.csv", table))
+    assert len(schema.load(path, READ, {"age": "Alter"}, "north").labels) == 40
+    with pytest.raises(
+        fb.FedbilevelError, match=r"has no column 'age': it has Alter, pain, smokes, ill.*--column age="
+    ):
+        schema.load(path, READ, {}, "north")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("age", "old", r"a\.csv, row 4, column 'age': 'old' is not a number"),
+        ("age", 130, r"a\.csv, row 4, column 'age': 130 is not between 0 and 120"),
+        ("pain", 7, r"row 4, column 'pain': there is '7', but one of 1, 2, 3 was expected"),
+        ("ill", "", r"row 4, column 'ill': there is nothing, but one of no, yes was expected"),
+        ("ill", "perhaps", r"row 4, column 'ill': there is 'perhaps'"),
+    ],
+)
+def test_wrong_rows_are_named_in_the_sites_own_terms(tmp_path: Path, column: str, value: Any, said: str) -> None:
+    table = rows()
+    table[2][column] = value
+    with pytest.raises(fb.FedbilevelError, match=said):
+        schema.load(str(write(tmp_path / "a.csv", table)), READ, {}, "north")
+
+
+def test_files_that_are_no_tables_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "short.csv").write_text("age,pain,smokes,ill\n1,2\n")
+    (tmp_path / "latin.csv").write_bytes("größe\n1\n".encode("latin-1"))
+    (tmp_path / "empty.csv").write_text("")
+    (tmp_path / "bad.npz").write_bytes(b"PK nonsense")
+    for name, said in {
+        "short.csv": "row 2: it has 2 values, but there are 4 columns",
+        "latin.csv": "no text in UTF-8",
+        "empty.csv": "is empty",
+        "bad.npz": "cannot be read",
+        "missing.csv": "there is no file",
+    }.items():
+        with pytest.raises(fb.FedbilevelError, match=said):
+            schema.load(str(tmp_path / name), READ, {}, "north")
+
+
+def test_images_are_read_from_folders_and_lists(tmp_path: Path) -> None:
+    from PIL import Image
+
+    wanted = schema.read({"label": {"column": "label", "values": ["cat", "dog"]}, "image": {"shape": [4, 5]}})
+    rng = np.random.default_rng(0)
+    pictures = rng.integers(0, 256, (6, 4, 5), dtype=np.uint8)
+    for number, picture in enumerate(pictures):
+        folder = tmp_path / "pets" / ("cat", "dog")[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(picture).save(folder / f"{number}.png")
+    found = schema.load(str(tmp_path / "pets"), wanted, {}, "north")
+    assert found.inputs.shape == (6, 4, 5, 1)
+    np.testing.assert_array_equal(found.inputs[..., 0], pictures[[0, 2, 4, 1, 3, 5]])
+    np.testing.assert_array_equal(found.labels, [0, 0, 0, 1, 1, 1])
+    listed = [{"file": f"{('cat', 'dog')[n % 2]}/{n}.png", "label": ("cat", "dog")[n % 2]} for n in range(6)]
+    write(tmp_path / "pets" / "labels.csv", listed)
+    np.testing.assert_array_equal(schema.load(str(tmp_path / "pets"), wanted, {}, "north").inputs[..., 0], pictures)
+    Image.fromarray(pictures[0].T.copy()).save(tmp_path / "pets" / "cat" / "0.png")
+    with pytest.raises(fb.FedbilevelError, match=r"0\.png has \(5, 4\) pixels, but \(4, 5\) were expected"):
+        schema.load(str(tmp_path / "pets"), wanted, {}, "north")
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"labels": {}}, "labels"),
+        ({"label": {"column": "a"}}, "needs label"),
+        ({"label": {"column": "a", "values": [0, 1]}}, "either"),
+        ({"label": {"column": "a", "values": [0, 1]}, "features": {"b": {"max": 3}}}, "max"),
+        ({"label": {"column": "a", "values": [0, 1]}, "image": {"shape": [3]}}, "shape"),
+        ({"label": {"column": "a", "values": 2}}, "needs label"),
+        ({"label": {"column": "a", "values": [0, 1]}, "features": {"b": {"values": 3}}}, "wrong kind"),
+        ({"label": {"column": "a", "values": [0, 1]}, "features": {"b": {"least": "x"}}}, "wrong kind"),
+    ],
+)
+def test_a_wrong_schema_is_refused(table: dict[str, Any], said: str) -> None:
+    with pytest.raises(fb.FedbilevelError, match=said):
+        schema.read(table)
+
+
+def test_parts_are_drawn_by_the_site_and_stay(tmp_path: Path) -> None:
+    examples = schema.load(str(write(tmp_path / "a.csv", rows(200))), READ, {}, "north")
+    first, again = parts(examples, (0.5, 0.25), 0), parts(examples, (0.5, 0.25), 0)
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert sorted(np.concatenate(first)) == list(range(200))
+    assert [len(part) for part in first] == pytest.approx([100, 50, 50], abs=2)
+    other = parts(examples._replace(site="south"), (0.5, 0.25), 0)
+    assert not np.array_equal(first[0], other[0])
+    more = parts(examples, (0.52, 0.25), 0)  # two sums must not differ by four rows
+    assert len(set(more[0]) - set(first[0])) > 20
+
+
+class Sites:
+    """Three workers with their own files, in this process, as a transport."""
+
+    def __init__(self, folder: Path, wanted: Study, limits: Limits | None = None) -> None:
+        self.names, self.workers = ["north", "east", "south"], []
+        for number, name in enumerate(self.names):
+            place = folder / name
+            place.mkdir()
+            data = write(place / "rows.csv", rows(60 + 20 * number, number))
+            Settings(name, str(data), limits=limits or Limits()).save(place)
+            self.workers.append(Worker(place))
+        self.hello = {"action": "hello", "run": "r", "study": wanted.text, "copy": facts_of_copy(), "clients": 3}
+
+    def ask(self, messages: Any, kind: str) -> dict[int, bytes | str]:
+        return {m: self.workers[m].handle(message) for m, message in messages.items()}
+
+    def set_up(self, wanted: Study) -> tuple[Federation, Any]:
+        answers = [decode(worker.handle(encode(self.hello, {}))) for worker in self.workers]
+        assert not any("error" in header for header, _ in answers), answers
+        facts = together([reply for _, reply in answers])
+        built = wanted.build(facts=facts)
+        counts = np.array([header["rows"] for header, _ in answers])
+        task = server_task(built, 3, counts, wanted.rules, own=True)
+        program = Program(task.problem, built.algorithm, task.layout, Everyone())
+        plan = trace(program, task.data)
+        for m, worker in enumerate(self.workers):
+            prepare = {"action": "prepare", "id": m, "weight": float(task.normalised_weights[m]), "clients": 3}
+            header, _ = decode(worker.handle(encode(prepare, facts)))
+            assert header["plan"] == plan_digest(plan, built)
+        return Federation(program, plan, task.normalised_weights, self, task.data, names=self.names, run="r"), facts
+
+
+@pytest.mark.parametrize("algorithm", ["fedbio", "fedbioacc"])
+def test_sites_with_their_own_rows_give_the_simulators_numbers(tmp_path: Path, algorithm: str) -> None:
+    """Standardised by sums that the sites sent; against a task of all their rows in one place."""
+    wanted = study(tmp_path, algorithm={"name": algorithm}, federation={"weights": "size"})
+    sites = Sites(tmp_path, wanted)
+    engine, facts = sites.set_up(wanted)
+    state = engine.advance(engine.start(0), 3)
+    x, y = engine.solution(state)
+    clients = [site_task(wanted.build(w.examples, facts), 0, own=True) for w in sites.workers]
+    everybody = fb.Task(
+        clients[0].problem,
+        [task.clients[0] for task in clients],
+        weights="size",
+        batch_size=None,
+    )
+    built = wanted.build(sites.workers[0].examples, facts)
+    expected = fb.solve(everybody, built.algorithm, rounds=3, seed=0)
+    np.testing.assert_allclose(x, expected.x, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(y["weights"], expected.y["weights"], rtol=1e-5, atol=1e-6)
+    found = engine.metrics(state)
+    assert {"auc", "auc_north", "test_loss_south", "sites"} <= found.keys()
+    assert found["sites"] == 3
+    own = clients[1].metrics(expected.x, expected.y)  # pyright: ignore[reportOptionalCall]
+    assert found["auc_east"] == pytest.approx(own["auc"], abs=1e-6)
+
+
+def test_sums_standardise_as_all_rows_would(tmp_path: Path) -> None:
+    wanted = study(tmp_path)
+    examples = [schema.load(str(write(tmp_path / f"{n}.csv", rows(50, n))), READ, {}, f"s{n}") for n in range(3)]
+    facts = together([wanted.summarize(each) for each in examples])
+    known = np.concatenate([each.inputs[parts(each, (0.5, 0.25), 0)[0]] for each in examples])
+    features = np.concatenate([wanted.build(each, facts).task.clients[0]["train"]["features"] for each in examples])
+    expected = (known - np.nanmean(known, 0)) / np.nanstd(known, 0)
+    np.testing.assert_allclose(features, np.nan_to_num(expected), atol=1e-5)
+
+
+def test_weights_of_rows_never_leave_their_site(tmp_path: Path) -> None:
+    """Data cleaning: x is private; what is sent has the shapes of the model, and the site keeps x at the end."""
+    wanted = study(
+        tmp_path,
+        task={"name": "data-cleaning", "hidden": 4},
+        algorithm={"name": "fedbio"},
+        federation={"weights": "equal"},
+    )
+    sites = Sites(tmp_path, wanted)
+    engine, facts = sites.set_up(wanted)
+    state = engine.advance(engine.start(0), 2)
+    x, y = engine.solution(state)
+    assert x == {}
+    assert all(np.all(np.isfinite(leaf)) for leaf in __import__("jax").tree.leaves(y))
+    samples = int(facts["max samples"])
+    for line in (tmp_path / "east" / LEDGER).read_text().splitlines():
+        for name, left in json.loads(line)["left"].items():
+            assert samples not in left["shape"], name
+    public = {k: np.asarray(v) for k, v in named(engine, state).items()}
+    header, _ = decode(sites.workers[1].handle(encode({"action": "finish", "round": 2}, public)))
+    assert "error" not in header
+    _, kept = decode((tmp_path / "east" / "runs" / "r" / "solution.safetensors").read_bytes())
+    assert kept["x"].shape == (samples,)
+    assert np.ptp(kept["x"]) > 0
+    header, _ = decode(sites.workers[1].handle(encode({"action": "reveal", "round": 2, "blocks": {}}, {})))
+    assert "not for others" in header["error"]
+
+
+def named(engine: Messaging, state: Any) -> dict[str, Any]:
+    from fedbilevel.storage.arrays import named_leaves
+
+    return named_leaves(engine.public(state))  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        (Limits(tasks=("fairness",)), "does not take part in the task 'regularization'"),
+        (Limits(experiment="another"), "the experiment of its kit only"),
+        (Limits(min_clients=5), "wants at least 5 parties, but there are 3"),
+        (Limits(min_rows=1000), "shares numbers about at least 1000 rows only"),
+        (Limits(largest_upload=1e-5), "it sends at most"),
+    ],
+)
+def test_the_limits_of_a_site_hold(tmp_path: Path, limits: Limits, said: str) -> None:
+    sites = Sites(tmp_path, study(tmp_path), limits)
+    header, arrays = decode(sites.workers[0].handle(encode(sites.hello, {})))
+    assert said in header["error"]
+    assert not arrays
+
+
+def test_a_site_runs_the_algorithms_it_agreed_to(tmp_path: Path) -> None:
+    """And no sums leave before that is known."""
+    sites = Sites(tmp_path, study(tmp_path), Limits(algorithms=("fedavg",)))
+    header, facts = decode(sites.workers[0].handle(encode(sites.hello, {})))
+    assert "does not run the algorithm 'fedbio'" in header["error"]
+    assert not facts
+
+
+def test_what_was_refused_cannot_be_prepared(tmp_path: Path) -> None:
+    wanted = study(tmp_path)
+    sites = Sites(tmp_path, wanted, Limits(tasks=("regularization",)))
+    worker = sites.workers[0]
+    _, facts = decode(worker.handle(encode(sites.hello, {})))
+    prepare = {"action": "prepare", "id": 0, "weight": 0.3, "clients": 3}
+    header, _ = decode(worker.handle(encode({**prepare, "clients": 1}, facts)))
+    assert "not the study it agreed to" in header["error"]
+    (tmp_path / "other").mkdir()
+    other = study(tmp_path / "other", task={"name": "data-cleaning"}).text
+    header, _ = decode(worker.handle(encode({**sites.hello, "study": other}, {})))
+    assert "does not take part in the task" in header["error"]
+    for message in (prepare, {"action": "finish", "round": 0}, {"action": "evaluate", "round": 0}):
+        header, arrays = decode(worker.handle(encode(message, facts)))
+        assert "error" in header, message
+        assert not arrays
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"train": 0.9, "validation": 0.08},  # next to nothing is left for the test
+        {"train": 0.1, "validation": 0.5},
+        {"train": 0.5, "validation": 0.1},
+    ],
+)
+def test_no_part_of_the_rows_is_too_small(tmp_path: Path, change: dict[str, Any]) -> None:
+    sites = Sites(tmp_path, study(tmp_path, task={"name": "regularization", **change}))
+    header, arrays = decode(sites.workers[0].handle(encode(sites.hello, {})))
+    assert "at least 10 rows only" in header["error"]
+    assert not arrays
+
+
+def test_batches_of_few_rows_are_refused(tmp_path: Path) -> None:
+    sites = Sites(tmp_path, study(tmp_path, task={"name": "data-cleaning", "batch_size": 1}))
+    header, _ = decode(sites.workers[0].handle(encode(sites.hello, {})))
+    assert "batches are smaller" in header["error"]
+
+
+def test_the_server_does_not_learn_what_is_wrong_with_a_row(tmp_path: Path) -> None:
+    """The site's own people do."""
+    asked = {**SCHEMA, "features": {"name": {"values": ["a", "b"]}}}
+    sites = Sites(tmp_path, study(tmp_path, schema=asked))
+    data = tmp_path / "north" / "rows.csv"
+    write(data, [{"name": "Jane Doe", **row} for row in rows(60)])
+    header, _ = decode(sites.workers[0].handle(encode(sites.hello, {})))
+    assert header["error"] == "its data do not fit the experiment; its own log says where."
+    line = json.loads((tmp_path / "north" / LEDGER).read_text().splitlines()[-1])
+    assert "row 2, column 'name': there is 'Jane Doe'" in line["error"]
+    for text in ("", "[task]\nname = 3\n"):
+        header, _ = decode(sites.workers[1].handle(encode({**sites.hello, "study": text}, {})))
+        assert str(tmp_path) not in header["error"]
+
+
+@pytest.mark.parametrize("name", ["../up", "/tmp/abs", "a/b", "", "..", ".hidden"])
+def test_names_of_runs_are_no_paths(tmp_path: Path, name: str) -> None:
+    worker = Sites(tmp_path, study(tmp_path)).workers[0]
+    hello = {"action": "hello", "run": name, "study": "", "copy": facts_of_copy(), "clients": 3}
+    header, _ = decode(worker.handle(encode(hello, {})))
+    assert "no name of a run" in header["error"]
+    assert not (tmp_path / "north" / "runs").exists()
+
+
+def test_messages_that_are_none_are_answered(tmp_path: Path) -> None:
+    worker = Sites(tmp_path, study(tmp_path)).workers[0]
+    for nonsense in (b"", b"nonsense", encode({"action": "run"}, {}), encode({"action": "erase"}, {}), encode({}, {})):
+        assert "error" in decode(worker.handle(nonsense))[0]
+
+
+def test_other_copies_are_told_apart() -> None:
+    here = facts_of_copy()
+    assert not difference(here, dict(here))
+    for change, said in {
+        "version": "install the same version",
+        "code": "has other code",
+        "numbers": "JAX_ENABLE_X64",
+        "jax": "it has jax",
+    }.items():
+        assert said in difference(here, {**here, change: "0.0.1"})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"federation": {"quorums": 2}}, "quorums"),
+        ({"federation": {"deadline": "soon"}}, "line .* deadline must be a number"),
+        ({"federation": {"weights": "big"}}, "weights is 'equal' or 'size'"),
+        ({"task": {"name": "quadratics"}}, "quadratics"),
+    ],
+)
+def test_a_wrong_study_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    with pytest.raises(fb.FedbilevelError, match=said):
+        study(tmp_path, **change).build()
+
+
+def test_a_file_for_a_federation_is_not_for_the_simulator(tmp_path: Path) -> None:
+    study(tmp_path)
+    with pytest.raises(fb.FedbilevelError, match="fedbilevel federation run"):
+        fb.Experiment.read(tmp_path / "study.toml")
+
+
+PROJECT: dict[str, Any] = {"name": "hospitals", "host": "localhost", "port": 8102, "experiment": "study.toml"}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"port": 99999}, "port is a number from 1 to 65535"),
+        ({"parties": [{"name": "a"}, {"name": "a"}]}, "two parties called a"),
+        ({"parties": [{"name": "a b"}]}, "'a b' cannot be a name"),
+        ({"parties": [{"name": "a", "role": "king"}]}, "king"),
+        ({"parties": [{"name": "a", "role": "coordinator"}]}, "no party has data"),
+        ({"experiment": "nothing.toml"}, "there is no experiment file"),
+        ({"hosts": "x"}, "hosts"),
+    ],
+)
+def test_a_wrong_federation_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    study(tmp_path)
+    path = tmp_path / "hospitals.toml"
+    path.write_text(tomli_w.dumps({**PROJECT, "parties": [{"name": "a"}], **change}))
+    with pytest.raises(fb.FedbilevelError, match=said):
+        project.read(path)
+
+
+def test_keys_are_for_their_owner_only(tmp_path: Path) -> None:
+    pytest.importorskip("nvflare")
+    study(tmp_path)
+    (tmp_path / "hospitals.toml").write_text(tomli_w.dumps({**PROJECT, "parties": [{"name": "a"}, {"name": "b"}]}))
+    home = tmp_path / "hospitals"
+    kits = project.create(project.read(tmp_path / "hospitals.toml"), home)
+    assert [kit.name for kit in kits] == ["a.zip", "b.zip"]
+    project.unpack(kits[0], tmp_path / "a")
+    files = [*home.rglob("*"), *(tmp_path / "a").rglob("*")]
+    secret = [path for path in files if path.suffix in (".key", ".zip") or path.name == "cert.json"]
+    assert len(secret) >= 6
+    for path in [*secret, home, tmp_path / "a"]:
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+    before = (home / "server" / "startup" / "server.crt").read_bytes()
+    added = project.add(home, "c")
+    project.unpack(added, tmp_path / "c")
+    assert (home / "server" / "startup" / "server.crt").read_bytes() == before
+    authority = (home / "server" / "startup" / "rootCA.pem").read_bytes()
+    assert (tmp_path / "c" / "startup" / "rootCA.pem").read_bytes() == authority
+    project.revoke(home, "b")
+    assert project.load(home).sites == ["a", "c"]
+    with pytest.raises(fb.FedbilevelError, match="not used again"):
+        project.add(home, "b")
+    with pytest.raises(fb.FedbilevelError, match="belongs to another kit"):
+        project.unpack(added, tmp_path / "a")
+    (tmp_path / "no.zip").write_bytes(b"nothing")
+    with pytest.raises(fb.FedbilevelError, match="no start-up kit"):
+        project.unpack(tmp_path / "no.zip", tmp_path / "d")
+
+
+@pytest.mark.parametrize(
+    ("rows_there", "facts", "said"),
+    [
+        (30, {"sum count": np.zeros(5)}, "names or shapes"),
+        (30, {"sum count": np.zeros(4), "sum values": np.zeros(5), "sum squares": np.zeros(5)}, "names or shapes"),
+        (30, {"sum count": np.ones(5), "sum values": np.full(5, np.nan), "sum squares": np.ones(5)}, "NaN"),
+        ("many", {"sum count": np.ones(5), "sum values": np.ones(5), "sum squares": np.ones(5)}, "number of rows"),
+    ],
+)
+def test_sums_that_cannot_be_are_refused(tmp_path: Path, rows_there: Any, facts: Any, said: str) -> None:
+    with pytest.raises(fb.FedbilevelError, match=said):
+        study(tmp_path).check_facts(rows_there, facts)
+
+
+def test_infinite_numbers_are_refused(tmp_path: Path) -> None:
+    table = rows()
+    table[3]["age"] = "inf"
+    with pytest.raises(fb.FedbilevelError, match="row 5, column 'age': inf is not between"):
+        schema.load(str(write(tmp_path / "a.csv", table)), READ, {}, "north")
+
+
+class Session:
+    """What FLARE's server says; notes which jobs are aborted."""
+
+    def __init__(self) -> None:
+        self.aborted: list[str] = []
+
+    def get_job_status(self, job: str) -> str:
+        return "RUNNING"
+
+    def get_client_job_status(self) -> list[dict[str, str]]:
+        return []
+
+    def abort_job(self, job: str) -> None:
+        self.aborted.append(job)
+
+
+def made(tmp_path: Path) -> tuple[Path, coordinator.Coordinator]:
+    home = tmp_path / "hospitals"
+    (home / "runs" / "r").mkdir(parents=True)
+    parties = {"a": "site", "b": "site", "c": "site"}
+    project.save(project.Project("hospitals", "localhost", 8102, parties, "", ()), home)
+    return home, coordinator.Coordinator(home, lambda text: None)
+
+
+def test_a_party_that_was_added_does_not_disturb_a_run(tmp_path: Path) -> None:
+    home, serving = made(tmp_path)
+    server.note(home / "runs" / "r", status="running", sites=["a", "b"])
+    serving.session, serving.seen = Session(), ["a", "b", "c"]
+    serving._watch("job", "r", frozenset(["a", "b"]))
+    assert not serving.session.aborted
+    serving.next_look = 0.0
+    serving._watch("job", "r", frozenset(["a"]))  # but b, which is in the run, is back
+    assert serving.session.aborted == ["job"]
+
+
+def test_a_run_that_cannot_be_fails_alone(tmp_path: Path) -> None:
+    home, serving = made(tmp_path)
+    text = study(tmp_path, federation={"quorum": 5}).text
+    with pytest.raises(fb.FedbilevelError, match="quorum is 5, but there are 3 parties"):
+        coordinator.want(home, tmp_path / "study.toml", "big")
+    for name in ("../up", "a/b", ""):
+        with pytest.raises(fb.FedbilevelError, match="no name of a run"):
+            coordinator.want(home, tmp_path / "study.toml", name)
+    (home / "runs" / "r" / "study.toml").write_text(text)
+    server.note(home / "runs" / "r", status="wanted", asked=1.0)
+    (home / "runs" / "r" / "facts.safetensors").touch()
+    serving.session, serving.seen = SimpleNamespace(get_system_info=lambda: SimpleNamespace(client_info=[])), []
+    serving.waiting_since = -1e6
+    serving._supervise()
+    assert server.status(home / "runs" / "r")["status"] == "failed"
+
+
+def test_a_number_of_a_process_that_is_somebody_elses_is_not_the_server(tmp_path: Path) -> None:
+    home, _ = made(tmp_path)
+    (home / coordinator.STATE).write_text(json.dumps({"pid": os.getpid()}))
+    assert coordinator.pid(home) is None
+    assert not coordinator.stop(home)
+
+
+def test_a_coordinators_kit_is_not_revoked_in_appearance(tmp_path: Path) -> None:
+    home, _ = made(tmp_path)
+    project.save(project.Project("hospitals", "localhost", 8102, {"a": "site", "anna": "coordinator"}, "", ()), home)
+    with pytest.raises(fb.FedbilevelError, match="FLARE can refuse sites only"):
+        project.revoke(home, "anna")
+
+
+def test_a_dry_run_says_what_would_leave_and_changes_nothing(tmp_path: Path) -> None:
+    study(tmp_path)
+    table = {**PROJECT, "experiment": "study.toml", "parties": [{"name": "a"}, {"name": "b"}]}
+    (tmp_path / "hospitals.toml").write_text(tomli_w.dumps(table))
+    kit = project.create(project.read(tmp_path / "hospitals.toml"), tmp_path / "hospitals")[0]
+    data = write(tmp_path / "rows.csv", rows(80))
+    folder, settings = join.unpack(kit, tmp_path / "a", str(data), {}, Limits())
+    said = io.StringIO()
+    preview(folder, settings, Console(file=said, width=120))
+    for words in ("has 80 rows", "sum values over the training rows", "descend: x[5], y.bias[]", "Never sent: rows"):
+        assert words in said.getvalue()
+    assert not (folder / "site.json").exists()
+    code, error = here("federation", "join", str(kit), "--data", "none.csv", "--dry-run", cwd=tmp_path)
+    assert code == 2
+    assert "there is no file none.csv" in error

@@ -1,0 +1,43 @@
+"""What the README says, done."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedbilevel as fb
+from fedbilevel.cli.main import app
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_python_examples_run(number: int, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", BLOCKS[number]], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_the_two_commands_are_there() -> None:
+    assert "pip install . && fedbilevel run data-cleaning " in README
+    assert "pip install '.[test]' && pytest " in README
+
+
+def test_every_command_of_the_readme_exists() -> None:
+    commands = set(
+        re.findall(r"fedbilevel (\w+)", "\n".join(line for line in README.splitlines() if line.startswith("    ")))
+    )
+    assert commands <= {group.name for group in app.registered_groups} | {
+        command.name or command.callback.__name__ for command in app.registered_commands if command.callback
+    }
+    assert {"run", "plan", "algorithms", "tasks"} <= commands
+
+
+def test_the_table_of_algorithms_is_true() -> None:
+    here = {
+        name for line in README.splitlines() if line.endswith("| here |") for name in re.findall(r"`([\w-]+)`", line)
+    }
+    assert here == set(fb.ALGORITHMS)
