@@ -20,7 +20,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedbilevel.engines.lanes import Lanes, Shared, _advance_one, _start_one, _with_numbers, number, numeric
+from fedbilevel.engines import simulation
+from fedbilevel.engines.lanes import Lanes
 from fedbilevel.engines.participation import participation
 from fedbilevel.engines.simulation import Simulation
 from fedbilevel.runs.experiment import Experiment
@@ -35,12 +36,9 @@ def ways(name: str, count: int, rounds: int, seeds: bool) -> tuple[str, dict[str
     built = Experiment(task_name, settings={"data": data} if data else {}).build()
     task, algorithm = built.task, built.algorithm
     cohort = participation(built.experiment.participation(), len(task.clients))
-    names = () if seeds else tuple(n for n in numeric(algorithm) if "lr" in n.split("_"))
-    base = Shared(task, algorithm, names, cohort)
-    engines = [base]
-    for n in range(1, count):
-        changed = _with_numbers(base.program, names, [number(algorithm, f) * (1 - 0.5 * n / count) for f in names])
-        engines.append(Shared(task, changed.algorithm, names, cohort))
+    shrunk = lambda n: jax.tree.map(lambda number: number * (1 - 0.5 * n / count), algorithm)
+    engines = [Simulation(task, algorithm if seeds else shrunk(n), cohort) for n in range(count)]
+    base = engines[0]
     numbers = range(count) if seeds else [0] * count
 
     def one(engine: Any, seed: int) -> Any:
@@ -59,19 +57,18 @@ def ways(name: str, count: int, rounds: int, seeds: bool) -> tuple[str, dict[str
             list(pool.map(one, engines, numbers))
 
     @jax.jit
-    def all_of_them(settings: Any, keys: Any, data: Any, rounds: Any) -> Any:
+    def all_of_them(programs: Any, keys: Any, data: Any, rounds: Any) -> Any:
         def run(member: Any) -> Any:
-            values, key = member
-            program = _with_numbers(base.common, names, values)
-            state = _start_one(program, len(base.plan.all), data, key, None, None)
-            return _advance_one(program, len(base.plan.start), data, state, rounds)
+            program, key = member
+            state = simulation.start(program, base.plan.no_counts(), data, key, None, None)
+            return simulation.advance(program, data, state, rounds)
 
-        return jax.lax.map(run, (tuple(jnp.stack(column) for column in zip(*settings, strict=True)), keys))
+        return jax.lax.map(run, (jax.tree.map(lambda *column: jnp.stack(column), *programs), keys))
 
     def mapped() -> None:
         keys = jnp.stack([jax.random.key(seed) for seed in numbers])
-        settings = tuple(engine.values for engine in engines)
-        jax.block_until_ready(all_of_them(settings, keys, task.data, jnp.asarray(rounds)))
+        programs = tuple(engine.program for engine in engines)
+        jax.block_until_ready(all_of_them(programs, keys, task.data, jnp.asarray(rounds)))
 
     def lanes() -> None:
         together = Lanes(engines)

@@ -46,6 +46,13 @@ def identical(a: Any, b: Any) -> bool:
     return all(np.array_equal(p, q) for p, q in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
+def assert_same_counts(a: Any, b: Any) -> None:
+    """Of every exchange, by its name."""
+    assert set(a) == set(b)
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
 class Everything(NamedTuple):
     x: Vector
     y: Vector

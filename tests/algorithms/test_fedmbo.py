@@ -13,7 +13,7 @@ from derivations import series
 from fedbilevel.algorithms.fedmbo import FedMBO
 from fedbilevel.core import Clients, Each
 from fedbilevel.engines.participation import Everyone, Uniform
-from fedbilevel.engines.simulation import Simulation, _advance
+from fedbilevel.engines.simulation import Simulation, compiled_advance
 from fedbilevel.tasks import Quadratic
 
 T2 = Quadratic.scalar()
@@ -72,7 +72,7 @@ def steps(task: fb.Task, algorithm: fb.Algorithm, cohort: Any, samples: int, rou
     state = engine.start(0, x, y)
 
     def one(key: jax.Array) -> jax.Array:
-        moved = _advance(engine.program, 0, engine.task.data, state._replace(key=key), jnp.asarray(rounds))
+        moved = compiled_advance(engine.program, engine.task.data, state._replace(key=key), jnp.asarray(rounds))
         return moved.server.x.tree
 
     return np.asarray(jax.vmap(one)(jax.random.split(jax.random.key(5), samples))) - x

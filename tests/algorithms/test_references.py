@@ -16,7 +16,7 @@ from fedbilevel.algorithms.rfho import RFHO
 from fedbilevel.algorithms.stocbio import StocBiO
 from fedbilevel.algorithms.sustain import SUSTAIN
 from fedbilevel.engines.participation import Uniform
-from fedbilevel.engines.simulation import Simulation, _advance
+from fedbilevel.engines.simulation import Simulation, compiled_advance
 from fedbilevel.tasks import Quadratic
 from fedbilevel.tasks.weighted_quadratics import WeightedQuadratics
 from helpers import identical, largest_difference, sample_weights
@@ -131,7 +131,7 @@ def many(algorithm: fb.Algorithm, task: fb.Task, x: Any, y: Any, of: Any, size: 
 
     def one(key: jax.Array) -> jax.Array:
         moved = state._replace(key=key)
-        return of(_advance(engine.program, len(engine.plan.start), engine.task.data, moved, jnp.asarray(1)).server)
+        return of(compiled_advance(engine.program, engine.task.data, moved, jnp.asarray(1)).server)
 
     return np.asarray(jax.vmap(one)(jax.random.split(jax.random.key(5), size)))
 
@@ -174,8 +174,7 @@ def test_a_random_term_has_the_mean_of_the_series() -> None:
 
     def one(key: jax.Array) -> jax.Array:
         moved = state._replace(key=key)
-        data, first = engine.task.data, len(engine.plan.start)
-        return _advance(engine.program, first, data, moved, jnp.asarray(1)).server.d.x.tree
+        return compiled_advance(engine.program, engine.task.data, moved, jnp.asarray(1)).server.d.x.tree
 
     each = np.asarray(jax.vmap(one)(jax.random.split(jax.random.key(5), 4000)))
     inverse = series(q.mean(q.A), 0.3, 4)

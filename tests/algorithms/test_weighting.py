@@ -15,7 +15,7 @@ from fedbilevel.algorithms.primal_dual import PrimalDual, Server
 from fedbilevel.core.vectors import Vector
 from fedbilevel.engines.messaging.local import Local
 from fedbilevel.engines.participation import Independent, Uniform
-from fedbilevel.engines.simulation import Simulation, _advance
+from fedbilevel.engines.simulation import Simulation, compiled_advance
 from fedbilevel.tasks import Quadratic, WeightedQuadratics
 from fedbilevel.tasks.client_weighting_toy import SEEDS, Toy, _loss, client_weighting_toy
 from fedbilevel.tasks.weighted_quadratics import project
@@ -71,7 +71,7 @@ def servers(task: fb.Task, algorithm: fb.Algorithm, x: Any, y: Any, l: Any, coho
         state = state._replace(server=Server(state.server.x, state.server.y, Vector(jnp.asarray(l), "y")))
 
     def one(key: jax.Array) -> Any:
-        return _advance(engine.program, 0, engine.task.data, state._replace(key=key), jnp.asarray(1)).server
+        return compiled_advance(engine.program, engine.task.data, state._replace(key=key), jnp.asarray(1)).server
 
     return jax.vmap(one)(jax.random.split(jax.random.key(5), many))
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_cli import fedbilevel
 
 import fedbilevel as fb
 from fedbilevel.runs import configuration
 from fedbilevel.runs.experiment import Experiment, convert
 from helpers import REAL
-from test_cli import fedbilevel
 
 NEEDS_FILES = {"fairness", "few-shot", "hyper-representation", "loss-tuning", "regularization", "client-weighting"}
 

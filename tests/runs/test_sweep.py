@@ -8,10 +8,10 @@ import pytest
 
 import fedbilevel as fb
 from contract import CONTRACT, Entry, noisy
-from fedbilevel.engines.lanes import Lanes, Shared, number, numeric, with_numbers
+from fedbilevel.engines.lanes import Lanes
 from fedbilevel.engines.participation import Uniform
 from fedbilevel.engines.simulation import Simulation, traces
-from helpers import largest_difference
+from helpers import assert_same_counts, largest_difference
 
 FAST = {"fedbio"}
 
@@ -20,18 +20,13 @@ def fast(name: str) -> Any:
     return pytest.param(CONTRACT[name], id=name, marks=() if name in FAST else pytest.mark.slow)
 
 
-UNTRACEABLE = {"radius"}
-
-
 @pytest.mark.parametrize("entry", [fast(name) for name in CONTRACT])
-def test_all_numbers_of_every_algorithm_can_be_arguments(entry: Entry) -> None:
-    """All of them but a radius, which may be infinite; with mini-batches and three of four clients."""
+def test_all_numbers_of_every_algorithm_are_arguments(entry: Entry) -> None:
+    """All of them but an infinite radius; with mini-batches and three of four clients."""
     task, cohort = noisy(entry.small.lower_level, entry.small.weighting), Uniform(3)
-    names = tuple(name for name in numeric(entry.small) if name not in UNTRACEABLE)
-    half = with_numbers(entry.small, names, [0.5 * number(entry.small, name) for name in names])
+    half = jax.tree.map(lambda number: 0.5 * number, entry.small)
     before = len(traces)
-    one, other = (Shared(task, algorithm, names, cohort) for algorithm in (entry.small, half))
-    assert one.names == names
+    one, other = (Simulation(task, algorithm, cohort) for algorithm in (entry.small, half))
     ends = [engine.advance(engine.advance(engine.start(seed=3), 1), 2) for engine in (one, other)]
     assert traces[before:] == ["start", "advance"]
     lanes = Lanes([one, other])
@@ -40,7 +35,7 @@ def test_all_numbers_of_every_algorithm_can_be_arguments(entry: Entry) -> None:
     expected = alone.advance(alone.start(seed=3), 3)
     for state in (ends[1], lanes.lane(together, 1)):
         assert largest_difference(alone.solution(state), alone.solution(expected)) < 1e-10
-        np.testing.assert_array_equal(state.served, expected.served)
+        assert_same_counts(state.served, expected.served)
     assert largest_difference(one.solution(ends[0]), one.solution(lanes.lane(together, 0))) < 1e-10
     assert largest_difference(one.solution(ends[0]), alone.solution(expected)) > 1e-6
 
@@ -104,7 +99,7 @@ def test_groups_and_fallbacks() -> None:
 def test_numbers_do_not_change_the_precision() -> None:
     """Arguments are as weak as Python's numbers: vectors in single precision stay so."""
     task, algorithm = noisy("global", False, np.float32), CONTRACT["fedbio"].small
-    shared = Shared(task, algorithm, ("lr_upper", "lr_lower"))
+    shared = Simulation(task, algorithm)
     lanes = Lanes([shared, shared])
     for state in (shared.advance(shared.start(seed=0), 2), lanes.advance(lanes.start([0, 1]), 2)):
         assert {leaf.dtype for leaf in jax.tree.leaves(shared.solution(state))} == {np.dtype(np.float32)}

@@ -12,6 +12,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -21,7 +22,7 @@ from rich.table import Table
 from fedbilevel import reproduction
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.engines.participation import participation
-from fedbilevel.engines.plan import Plan, plan, shared_accounting
+from fedbilevel.engines.plan import Exchange, Plan, plan, shared_accounting
 from fedbilevel.errors import FedbilevelError, FedbilevelWarning
 from fedbilevel.federation.cli import app as federation
 from fedbilevel.report import catalogue, figures, page
@@ -500,9 +501,9 @@ def _show_plan(cost: Plan, shared: tuple[int, int] | None, title: str) -> None:
     oracles = ("Gf", "Gg", "J", "H")
     table = Table("exchange", *(("floats down", "floats up")), *oracles, title=title, title_justify="left")
     for e in cost.round:
-        often = "" if e.times == 1 else f" x {e.times}" if e.times is not None else " x N" + " - 1" * e.later
-        name = e.method + often
-        table.add_row(name, f"{e.down:,}", f"{e.up:,}", *(str(e.oracles[o]) for o in oracles))
+        for at in np.ndindex(e.down.shape):
+            counts = [str(e.oracles[oracle]) for oracle in oracles]
+            table.add_row(e.method + _often(e, at), f"{e.down[at]:,}", f"{e.up:,}", *counts)
     table.add_section()
     table.add_row(
         f"{cost.exchanges} exchange(s)", f"{cost.down:,}", f"{cost.up:,}", *(str(cost.oracles[o]) for o in oracles)
@@ -520,6 +521,14 @@ def _show_plan(cost: Plan, shared: tuple[int, int] | None, title: str) -> None:
     console.print(
         "Gf, Gg: gradients of the upper and lower loss; J: cross products; H: Hessian products.", highlight=False
     )
+
+
+def _often(exchange: Exchange, at: tuple[int, ...]) -> str:
+    """How often an exchange is made in these iterations of the loops around it: the first ones, or later ones."""
+    if None in exchange.loops:
+        return " x N" + " - 1" * at[-1]
+    times = int(exchange.times()[at])
+    return "" if times == 1 else f" x {times}"
 
 
 def main() -> None:

@@ -14,9 +14,11 @@ import jax.numpy as jnp
 from fedbilevel.errors import FedbilevelError
 
 
+@jax.tree_util.register_pytree_node_class
 @dataclass(frozen=True)
 class Schedule:
-    """``scale * (offset + t) ** exponent``; call it with the time t.
+    """``scale * (offset + t) ** exponent``; call it with the time t. The exponent says what kind of schedule it is; the
+    other two are numbers that a compiled program takes as arguments.
 
     >>> cube_root(30.0, 10000.0)
     cube_root(30.0, 10000.0)
@@ -33,6 +35,16 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.exponent != 0 and not self.offset > -1:
             raise FedbilevelError(f"the offset of a schedule must be greater than -1, but is {self.offset}.")
+
+    def tree_flatten(self) -> tuple[tuple[float, float], float]:
+        return (self.scale, self.offset), self.exponent
+
+    @classmethod
+    def tree_unflatten(cls, exponent: float, numbers: tuple[float, float]) -> "Schedule":
+        schedule = object.__new__(cls)  # in a compiled program the numbers are not known, and cannot be checked
+        for name, value in zip(("scale", "offset", "exponent"), (*numbers, exponent), strict=True):
+            object.__setattr__(schedule, name, value)
+        return schedule
 
     def __call__(self, t: int | jax.Array) -> float | jax.Array:
         if self.exponent == 0:
@@ -64,6 +76,11 @@ def cube_root(delta: float, offset: float) -> Schedule:
 def power(scale: float, exponent: float, offset: float = 1.0) -> Schedule:
     """c_t = scale * (offset + t)^exponent, for instance the growing penalty of MeFBO."""
     return Schedule(scale, exponent, offset)
+
+
+def scale_of(value: float | Schedule) -> float:
+    """A number, or the scale of a schedule: what is searched where steps are tuned."""
+    return value.scale if isinstance(value, Schedule) else value
 
 
 def parse(text: str | float) -> Schedule:

@@ -9,6 +9,7 @@ A vector knows its *space* ("x" or "y"). Adding vectors of different spaces is r
 belongs to a private upper variable without being told.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -136,13 +137,13 @@ def sub(a: T, b: T) -> T:
     return _combine(lambda p, q: p - q, a, b)
 
 
-def project_ball(v: Vector, radius: float) -> Vector:
+def project_ball(v: Vector, radius: Scalar) -> Vector:
     """P_r: the nearest point in the ball of this radius around 0 (no operation for an infinite radius).
 
     >>> project_ball(Vector(jnp.array([3.0, 4.0]), "y"), 1.0).tree.tolist()
     [0.6000000238418579, 0.800000011920929]
     """
-    if radius == float("inf"):
+    if isinstance(radius, float) and math.isinf(radius):
         return v
     length = norm(v)
     return v * jnp.where(length > radius, radius / length, 1.0)

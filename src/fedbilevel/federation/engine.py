@@ -8,8 +8,9 @@ import numpy as np
 
 from fedbilevel.core.task import Task
 from fedbilevel.core.vectors import Vector
-from fedbilevel.engines.messaging.server import Messaging, State, is_block
-from fedbilevel.engines.plan import split_vectors
+from fedbilevel.engines.messaging.blocks import is_block
+from fedbilevel.engines.messaging.server import Messaging, State
+from fedbilevel.engines.program import split_vectors
 
 
 class Federation(Messaging):

@@ -10,7 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedbilevel.engines.messaging.party import Party
-from fedbilevel.engines.plan import Exchange, without
+from fedbilevel.engines.plan import Exchange
+from fedbilevel.engines.program import without
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation import schema, study
 from fedbilevel.federation.join import about
@@ -50,7 +51,8 @@ def preview(folder: Path, settings: Settings, console: Console) -> None:
     for name, array in facts.items():
         shared.add_row("once", f"{name} over the training rows", str(array.size), str(np.asarray(array).nbytes))
     for each in party.plan.round:
-        often = "every round" if each.times == 1 else f"every round, {each.times or 'several'} times"
+        times = "several" if None in each.loops else int(each.times().sum())
+        often = "every round" if times == 1 else f"every round, {times} times"
         sent = ", ".join(_named(each, party)) or "(nothing)"
         shared.add_row(often, f"{each.method}: {sent}", str(each.up), str(each.bytes_up))
     shared.add_row("at evaluations", "metrics on the test rows", "a few", "")

@@ -131,7 +131,8 @@ def _compute(folder: Path, sites: list[str]) -> None:
     import numpy as np
 
     from fedbilevel.engines.participation import participation
-    from fedbilevel.engines.plan import Program, trace
+    from fedbilevel.engines.plan import trace
+    from fedbilevel.engines.program import Program, check_fits
     from fedbilevel.errors import FedbilevelError, NoQuorum
     from fedbilevel.federation.engine import Federation
     from fedbilevel.federation.own import together
@@ -206,6 +207,7 @@ def _compute(folder: Path, sites: list[str]) -> None:
     weights = task.normalised_weights
     chosen = participation(built.experiment.participation(), len(sites))
     program = Program(task.problem, built.algorithm, task.layout, chosen)
+    check_fits(task.problem, built.algorithm, task.layout, chosen)
     plan = trace(program, task.data)
     digest = plan_digest(plan, built)
     prepare = {"action": "prepare", "clients": len(sites)}

@@ -167,7 +167,7 @@ def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str:
 def plan_digest(plan: Plan, built: Built) -> str:
     """A hash of the algorithm, its hyper-parameters and the shapes of everything that is sent."""
     shapes = lambda tree: {name: (leaf.shape, str(leaf.dtype)) for name, leaf in named_leaves(tree).items()}
-    exchanges = [(e.method, shapes(e.broadcast), shapes(e.upload)) for e in plan.all]
+    exchanges = [(e.name, e.method, shapes(e.broadcast), shapes(e.upload)) for e in plan.by_name.values()]
     words = repr((built.experiment.task, built.algorithm, exchanges, plan.p, plan.d))
     return hashlib.sha256(words.encode()).hexdigest()[:16]
 

@@ -97,7 +97,7 @@ def traced(kind: type[Algorithm]) -> dict[str, str]:
 
     def text(quantity: Callable[[Plan], int]) -> str:
         once, twice = (_coefficients(lambda p, d, n=n: quantity(at(p, d).at(n))) for n in (1, 2))
-        several = sum(e.times is None and not e.later for e in at(300, 1000).round) > 1
+        several = sum(None in e.loops for e in at(300, 1000).round) > 1
         return "random" if several and np.any(once != twice) else _formula(2 * once - twice, twice - once)
 
     counts = ((name, text(lambda cost, name=name: cost.oracles[name])) for name in ORACLES)

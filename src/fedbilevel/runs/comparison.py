@@ -10,15 +10,15 @@ from typing import Any
 
 import tomli_w
 
-from fedbilevel.runs import grid
 from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.core.task import Task
 from fedbilevel.engines.participation import Everyone
-from fedbilevel.engines.plan import Program
+from fedbilevel.engines.program import check_fits
 from fedbilevel.errors import FedbilevelError, UnknownName
+from fedbilevel.runs import grid
 from fedbilevel.runs.experiment import Experiment, new_folder
 from fedbilevel.runs.grid import Place, band
 from fedbilevel.storage.records import runs, write_atomically
-from fedbilevel.core.task import Task
 from fedbilevel.tasks import TASKS
 
 
@@ -97,7 +97,7 @@ def fitting(task: Task) -> list[str]:
     def fits(name: str) -> bool:
         kind = ALGORITHMS[name]
         try:
-            Program(task.problem, kind(**task.advice(name, _fields(name))), task.layout, Everyone())
+            check_fits(task.problem, kind(**task.advice(name, _fields(name))), task.layout, Everyone())
         except FedbilevelError:
             return False
         return kind.bilevel

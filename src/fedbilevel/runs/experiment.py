@@ -19,21 +19,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedbilevel.runs import callbacks, configuration
-from fedbilevel.core import schedules
 from fedbilevel.algorithms import ALGORITHMS
-from fedbilevel.runs.callbacks import Callback
-from fedbilevel.storage.checkpoints import Checkpoints
-from fedbilevel.core import Algorithm
+from fedbilevel.core import Algorithm, schedules
+from fedbilevel.core.task import Details, Reference, Task
 from fedbilevel.diagnostics import DIAGNOSTICS
-from fedbilevel.storage.arrays import encode, named_leaves
 from fedbilevel.engines.participation import Independent, Participation, Uniform, participation
-from fedbilevel.engines.plan import Program
+from fedbilevel.engines.program import check_fits
 from fedbilevel.engines.simulation import BATCHINGS
 from fedbilevel.errors import Diverged, FedbilevelError, UnknownName
-from fedbilevel.storage.records import CONFIG, INFO, Appender, alone, plain_json, write_atomically
+from fedbilevel.runs import callbacks, configuration
+from fedbilevel.runs.callbacks import Callback
 from fedbilevel.runs.solve import ENGINES, Result, Row, Stopped, check_rounds, check_seed, interval, solve, traffic
-from fedbilevel.core.task import Details, Reference, Task
+from fedbilevel.storage.arrays import encode, named_leaves
+from fedbilevel.storage.checkpoints import Checkpoints
+from fedbilevel.storage.records import CONFIG, INFO, Appender, alone, plain_json, write_atomically
 from fedbilevel.tasks import TASKS
 
 
@@ -261,7 +260,7 @@ class Built(NamedTuple):
             TRACKERS[name](Path(), "")  # is it installed?
         Checkpoints("", experiment.checkpoint_seconds, experiment.checkpoints)
         sample = participation(experiment.participation(), len(self.task.clients))
-        Program(self.task.problem, self.algorithm, self.task.layout, sample)
+        check_fits(self.task.problem, self.algorithm, self.task.layout, sample)
 
 
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", tuple: "numbers such as 1,3", str: "a text"}

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import jax
 import numpy as np
 
-from fedbilevel.runs import interrupts
-from fedbilevel.runs.callbacks import Callback, OnRow, Started
-from fedbilevel.storage.checkpoints import Checkpoints, Saved, fingerprint
 from fedbilevel.core import Algorithm, Tree, as_float
+from fedbilevel.core.task import Task
+from fedbilevel.core.vectors import is_vector
 from fedbilevel.diagnostics import Diagnostic, Measure, Snapshot, find, measure
 from fedbilevel.engines.messaging.local import Local
 from fedbilevel.engines.participation import Participation, participation
 from fedbilevel.engines.plan import Plan
 from fedbilevel.engines.simulation import Batching, Simulation
 from fedbilevel.errors import Diverged, FedbilevelError, UnknownName
-from fedbilevel.core.task import Task
-from fedbilevel.core.vectors import is_vector
+from fedbilevel.runs import interrupts
+from fedbilevel.runs.callbacks import Callback, OnRow, Started
+from fedbilevel.storage.checkpoints import Checkpoints, Saved, fingerprint
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -268,23 +268,18 @@ def _start_values(task: Task, x: Tree, y: Tree) -> tuple[Tree, Tree]:
 
 def traffic(plan: Plan, state: Any) -> Mapping[str, float | int]:
     """What has been sent and computed so far, by all clients together."""
-    served, calls = np.asarray(state.served, np.int64), np.asarray(state.calls, np.int64)
-    exchanges = plan.all
+    costs = [(np.asarray(state.served[name], np.int64), e) for name, e in plan.by_name.items()]
+    calls = sum(int(np.sum(count)) for count in state.calls.values())
     # What is sent once goes to everybody: only then does it stay with the clients.
-    once = (
-        plan.once * int(served[len(plan.start)] // max(1, calls[len(plan.start)]))
-        if plan.once and int(state.round)
-        else 0
-    )
-    down = (once + sum(int(n) * e.bytes_down for n, e in zip(served, exchanges, strict=True))) / 1e6
-    up = sum(int(n) * e.bytes_up for n, e in zip(served, exchanges, strict=True)) / 1e6
-    floats = sum(int(n) * (e.down + e.up) for n, e in zip(served, exchanges, strict=True))
-    oracles = {
-        name: sum(int(n) * e.oracles[name] for n, e in zip(served, exchanges, strict=True))
-        for name in ("Gf", "Gg", "J", "H")
-    }
+    first = next(iter(e.name for e in plan.round), "")
+    once = plan.once * int(np.sum(state.served[first]) // max(1, np.sum(state.calls[first]))) if plan.once else 0
+    once = once if int(state.round) else 0
+    total = lambda quantity: int(sum(np.sum(served * quantity(e)) for served, e in costs))
+    down, up = (once + total(lambda e: e.bytes_down)) / 1e6, total(lambda e: e.bytes_up) / 1e6
+    floats = total(lambda e: e.down + e.up)
+    oracles = {name: total(lambda e, name=name: e.oracles[name]) for name in ("Gf", "Gg", "J", "H")}
     return {
-        "exchanges": int(calls.sum()),
+        "exchanges": calls,
         "megabytes_down": down,
         "megabytes_up": up,
         "megabytes": down + up,

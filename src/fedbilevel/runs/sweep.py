@@ -10,13 +10,13 @@ import jax
 import numpy as np
 
 from fedbilevel.core import Algorithm
+from fedbilevel.core.task import Task
 from fedbilevel.diagnostics import Diagnostic, Measure, Snapshot, find, measure
+from fedbilevel.engines.lanes import Lanes
 from fedbilevel.engines.participation import Participation, participation
-from fedbilevel.engines.simulation import Batching
-from fedbilevel.engines.lanes import Lanes, Shared, numeric, pattern
+from fedbilevel.engines.simulation import Batching, Simulation
 from fedbilevel.errors import Diverged, FedbilevelError, UnknownName
 from fedbilevel.runs.solve import Result, Row, Stopped, check_rounds, check_seed, diverged, interval, observe, solve
-from fedbilevel.core.task import Task
 
 Outcome = Result | Diverged
 
@@ -65,11 +65,10 @@ def sweep(
     chosen = participation(sample, len(task.clients))
     outcomes: list[Outcome | None] = [None] * (len(algorithms) * len(seeds))
     for members in _alike(algorithms):
-        varied = _varied([algorithms[n] for n in members])
-        engines = {n: Shared(task, algorithms[n], varied, chosen, batching) for n in members}
+        engines = {n: Simulation(task, algorithms[n], chosen, batching) for n in members}
         runs = [(n * len(seeds) + place, engines[n], seed) for n in members for place, seed in enumerate(seeds)]
         settings: dict[str, Any] = {"every": every, "diagnostics": diagnostics, "metrics": metrics}
-        if way == "lanes" and (engines[members[0]].names or len(members) == 1):
+        if way == "lanes":
             found = _lanes(task, [run[1:] for run in runs], rounds, **settings)
         else:
             found = _each(task, [run[1:] for run in runs], rounds, chosen, workers, **settings)
@@ -86,18 +85,13 @@ def _alike(algorithms: Sequence[Algorithm]) -> list[list[int]]:
             raise FedbilevelError(
                 f"give algorithms with their hyper-parameters, for instance FedBiO(), not {algorithm!r}."
             )
-        groups.setdefault(pattern(algorithm, numeric(algorithm)), []).append(n)
+        groups.setdefault(jax.tree.structure(algorithm), []).append(n)
     return list(groups.values())
-
-
-def _varied(algorithms: Sequence[Algorithm]) -> tuple[str, ...]:
-    """The numbers in which settings differ."""
-    return tuple(name for name in numeric(algorithms[0]) if len({getattr(a, name) for a in algorithms}) > 1)
 
 
 def _each(
     task: Task,
-    runs: Sequence[tuple[Shared, int]],
+    runs: Sequence[tuple[Simulation, int]],
     rounds: int,
     chosen: Participation,
     workers: int,
@@ -110,7 +104,7 @@ def _each(
         if interrupted.is_set():
             raise KeyboardInterrupt
 
-    def one(run: tuple[Shared, int]) -> Outcome:
+    def one(run: tuple[Simulation, int]) -> Outcome:
         engine, seed = run
         try:
             algorithm = engine.program.algorithm
@@ -130,7 +124,7 @@ def _each(
 
 def _lanes(
     task: Task,
-    runs: Sequence[tuple[Shared, int]],
+    runs: Sequence[tuple[Simulation, int]],
     rounds: int,
     every: int | None,
     diagnostics: Sequence[str | Diagnostic | Measure],

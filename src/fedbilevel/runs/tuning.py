@@ -7,8 +7,7 @@ whether their settings are good. Test data and the task's metrics are never look
 Settings are proposed by a tree-structured Parzen estimator, and those that are not among the best third of all after a
 third of the rounds are given up, unless all shall go to their end. What diverges, however late, counts as worst and
 is in nobody's way. The first trial is what the task suggests, and is never given up. Or all points of a grid are
-tried, each to its end. All settings share one compiled program, since step sizes are its arguments (see
-``engines/sweep.py``).
+tried, each to its end. All settings share one compiled program, since step sizes are its arguments.
 
 The folder holds ``study.db``, the memory of the search: after an interruption, the same command goes on.
 """
@@ -27,18 +26,17 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from fedbilevel.runs import configuration
 from fedbilevel.core import Algorithm, Tree, columns, select
+from fedbilevel.core.schedules import Schedule, scale_of
+from fedbilevel.core.task import Task
 from fedbilevel.diagnostics import upper_loss
 from fedbilevel.engines.participation import Participation, participation
-from fedbilevel.engines.plan import Program
-from fedbilevel.engines.lanes import Shared, number
+from fedbilevel.engines.program import check_fits
 from fedbilevel.errors import Diverged, FedbilevelError, UnknownName
+from fedbilevel.runs import configuration
 from fedbilevel.runs.experiment import Built, Experiment, convert, new_folder, plain
-from fedbilevel.storage.records import alone
-from fedbilevel.core.schedules import Schedule
 from fedbilevel.runs.solve import Row, solve
-from fedbilevel.core.task import Task
+from fedbilevel.storage.records import alone
 
 AROUND = 30.0
 """Where the task suggests a value, the search goes from a 30th of it to 30 times it."""
@@ -162,7 +160,7 @@ def tune(
     built = built._replace(task=keep_apart(built.task, tuning.kept_apart))
     experiment, task, algorithm, _ = built
     cohort = participation(experiment.participation(), len(task.clients))
-    Program(task.problem, algorithm, task.layout, cohort)  # refuses what does not fit before anything is written
+    check_fits(task.problem, algorithm, task.layout, cohort)  # before anything is written
     if ("restart", True) in task.problem.needs and task.choice is None:
         raise FedbilevelError(
             f"in {experiment.task}, y belongs to a batch, so that there is no validation loss of x and y to tune by."
@@ -191,7 +189,6 @@ def _search(
     cohort = participation(experiment.participation(), len(task.clients))
     study = _study(folder, tuning, built, space)
     rounds = experiment.rounds or task.rounds
-    names = tuple(name for name, values in space.items() if isinstance(values, Range)) + tuple(tuning.tied)
     while len(done := _finished(study, algorithm, space, tuning.tied)) < tuning.trials:
         if progress is not None:
             progress(len(done), tuning.trials, _least(done))
@@ -199,7 +196,7 @@ def _search(
         changed = _as_fields(algorithm, _suggest(trial, space), tuning.tied)
         try:
             tried = dataclasses.replace(algorithm, **changed)
-            value = _try(trial, task, tried, names, rounds, experiment.seed, cohort, tuning.prune)
+            value = _try(trial, task, tried, rounds, experiment.seed, cohort, tuning.prune)
             study.tell(trial, value)
         except FedbilevelError as failure:  # it diverged, or its values do not go together
             trial.set_user_attr("failure", str(failure))
@@ -242,9 +239,9 @@ def search_space(
         return {name: Range(min(some), max(some), some[0], tuple(some)) for name, some in grid.items()}
     for name, entry in known.items():
         value, tune = getattr(algorithm, name), entry.metadata.get("tune")
-        if name in vary or name in set_by_user or tune is None or number(algorithm, name) <= 0:
+        if name in vary or name in set_by_user or tune is None or scale_of(getattr(algorithm, name)) <= 0:
             continue
-        value = start.get(name, number(algorithm, name))
+        value = start.get(name, scale_of(getattr(algorithm, name)))
         low, high = (value / AROUND, value * AROUND) if name in suggested else tune
         low, high = ranges.get(name, (low, high))
         space[name] = Range(min(low, value), max(high, value), value)
@@ -379,7 +376,6 @@ def _try(
     trial: Any,
     task: Task,
     algorithm: Algorithm,
-    names: Sequence[str],
     rounds: int,
     seed: int,
     cohort: Participation,
@@ -396,7 +392,6 @@ def _try(
         if prune and row["round"] == every < rounds and "suggested" not in trial.user_attrs and _behind(trial, every):
             raise _Pruned
 
-    engine = Shared(task, algorithm, names, cohort)
     result = solve(
         task,
         algorithm,
@@ -405,7 +400,6 @@ def _try(
         cohort,
         every=every,
         diagnostics=[validation_loss],
-        engine=engine,
         metrics=False,
         callbacks=[on_row],
     )

@@ -9,7 +9,8 @@ from fedbilevel.core.task import Task
 from fedbilevel.engines.messaging.party import Party
 from fedbilevel.engines.messaging.server import Messaging, State
 from fedbilevel.engines.participation import Everyone, Participation
-from fedbilevel.engines.plan import Program, trace
+from fedbilevel.engines.plan import trace
+from fedbilevel.engines.program import Program, check_fits
 
 
 class Local(Messaging):
@@ -27,6 +28,7 @@ class Local(Messaging):
     ) -> None:
         self.task = task
         program = Program(task.problem, algorithm, task.layout, participation or Everyone())
+        check_fits(task.problem, algorithm, task.layout, program.participation)
         weights, sees_upper = task.normalised_weights, algorithm.upper_at == "clients"
         self.parties = [
             Party(

@@ -17,7 +17,8 @@ from fedbilevel.core import Algorithm, Key, call
 from fedbilevel.core.task import Data, Task
 from fedbilevel.core.vectors import Vector
 from fedbilevel.engines.participation import Everyone
-from fedbilevel.engines.plan import Program, split_vectors, trace, without
+from fedbilevel.engines.plan import trace
+from fedbilevel.engines.program import Program, check_fits, split_vectors, without
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.storage.arrays import decode, encode, named_leaves, rebuild
 from fedbilevel.storage.records import write_atomically
@@ -32,7 +33,7 @@ TRACED: Counter[str] = Counter()
 """How often each method was traced in this process, to be compiled."""
 
 
-@partial(jax.jit, static_argnames=("program", "method"))
+@partial(jax.jit, static_argnames=("method",))
 def _call(
     program: Program, method: str, data: Data, id: jax.Array, key: Key, memory: Any, broadcast: Any
 ) -> tuple[Any, Any]:
@@ -77,6 +78,7 @@ class Party:
     ) -> None:
         self.id, self.folder, self.evaluate, self.reveals = id, folder, evaluate, reveals
         self.program = Program(task.problem, algorithm, task.layout._replace(clients=clients), Everyone())
+        check_fits(task.problem, algorithm, self.program.layout, self.program.participation)
         self.data = task.data._replace(weights=jnp.asarray([weight]))
         self.plan = trace(self.program, self.data)
         self.run = ""
@@ -145,7 +147,7 @@ class Party:
         return {}
 
     def _run(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-        exchange = self.plan.all[header["exchange"]]
+        exchange = self.plan.by_name[header["exchange"]]
         if exchange.method != header["method"]:
             raise FedbilevelError(
                 f"exchange {header['exchange']} is '{exchange.method}' here, but '{header['method']}' was asked for."

@@ -16,57 +16,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedbilevel.core import Carry, Clients, Each, Key, Objective, Replies, Step, mean_type
+from fedbilevel.core import Each, Key
 from fedbilevel.core.task import Data
-from fedbilevel.core.vectors import Scalar, Vector
+from fedbilevel.core.vectors import Vector
+from fedbilevel.engines.exchanges import Position
+from fedbilevel.engines.messaging.blocks import Blocks, is_block
+from fedbilevel.engines.messaging.clients import Counts, MessageClients, MessageCohort, Scope
 from fedbilevel.engines.messaging.party import all_finite
-from fedbilevel.engines.participation import Everyone, Participation, check_sample
-from fedbilevel.engines.plan import (
-    Exchange,
-    Plan,
-    Program,
-    check_each,
-    resample,
-    round_keys,
-    server_objective,
-    split_vectors,
-    without,
-)
+from fedbilevel.engines.participation import Everyone, Participation
+from fedbilevel.engines.plan import Exchange, Plan
+from fedbilevel.engines.program import Program, round_keys, split_vectors, without
 from fedbilevel.errors import FedbilevelError, NoQuorum
 from fedbilevel.storage.arrays import decode, encode, named_leaves, rebuild
-
-
-class Blocks:
-    """A private vector as the server knows it: a linear combination of named blocks that every client holds for
-    itself.
-    """
-
-    def __init__(self, terms: Mapping[str, float]) -> None:
-        self.terms = dict(terms)
-
-    def __add__(self, other: "Blocks") -> "Blocks":
-        return Blocks(
-            {name: self.terms.get(name, 0.0) + other.terms.get(name, 0.0) for name in {**self.terms, **other.terms}}
-        )
-
-    def __mul__(self, scale: Scalar) -> "Blocks":
-        return Blocks({name: factor * float(scale) for name, factor in self.terms.items()})
-
-    __rmul__ = __mul__
-
-    def __neg__(self) -> "Blocks":
-        return self * -1.0
-
-    def __sub__(self, other: "Blocks") -> "Blocks":
-        return self + -other
-
-    def __truediv__(self, scale: Scalar) -> "Blocks":
-        return self * (1 / scale)
-
-
-def is_block(value: object) -> bool:
-    """Whether the server knows this vector by name only."""
-    return isinstance(value, Blocks)
 
 
 class Failure(NamedTuple):
@@ -97,187 +58,8 @@ class State(NamedTuple):
     server: Any
     round: int
     finite: bool
-    served: np.ndarray
-    calls: np.ndarray
-
-
-class _Replies(Replies):
-    def __init__(
-        self,
-        program: Program,
-        exchange: Exchange,
-        slot: str,
-        uploads: dict[int, Any],
-        weights: np.ndarray,
-        cohort: "_Cohort",
-    ) -> None:
-        self._program, self._exchange, self._slot = program, exchange, slot
-        self._uploads, self._weights, self._cohort = uploads, weights, cohort
-
-    def _whole(self, shared: Any) -> Any:
-        parts, structure = split_vectors(self._exchange.upload)
-        own = iter(split_vectors(shared)[0])
-        return jax.tree.unflatten(
-            structure,
-            [
-                Blocks({f"{self._slot}.{n}": 1.0}) if self._program.private(p) else next(own)
-                for n, p in enumerate(parts)
-            ],
-        )
-
-    def _sum(self, weights: dict[int, float]) -> Any:
-        result = None
-        for m, upload in self._uploads.items():
-            share = jax.tree.map(lambda a, w=weights[m]: jnp.asarray(w, mean_type(a.dtype)) * a, upload)
-            result = share if result is None else jax.tree.map(jnp.add, result, share)
-        return self._whole(result)
-
-    def mean(self) -> Any:
-        counted = self._counted()
-        total = sum(counted.values()) or 1.0
-        return self._sum({m: weight / total for m, weight in counted.items()})
-
-    def estimate(self) -> Any:
-        factor = len(self._weights) / sum(self._cohort.times[m] for m in self._uploads)
-        return self._sum({m: factor * weight for m, weight in self._counted().items()})
-
-    def _counted(self) -> dict[int, float]:
-        """The weights of those who replied, times how often they were drawn."""
-        return {m: float(self._weights[m]) * self._cohort.times[m] for m in self._uploads}
-
-    def stack(self) -> Any:
-        nothing = jax.tree.map(jnp.zeros_like, next(iter(self._uploads.values())))
-        everyone = [self._uploads.get(m, nothing) for m in range(len(self._weights))]
-        return self._whole(jax.tree.map(lambda *each: jnp.stack(each), *everyone))
-
-    def replied(self) -> jax.Array:
-        return jnp.asarray([m in self._uploads for m in range(len(self._weights))])
-
-    def each(self) -> Each:
-        nothing = jax.tree.map(jnp.zeros_like, next(iter(self._uploads.values())))
-        rows = [self._uploads.get(m, nothing) for m in self._cohort.ids]
-        alive = jnp.asarray([m in self._uploads for m in self._cohort.ids])
-        return Each(self._whole(jax.tree.map(lambda *each: jnp.stack(each), *rows)), alive)
-
-
-class _Cohort(NamedTuple):
-    """Who takes part, how often each was drawn, and of how many at most."""
-
-    ids: list[int]
-    times: dict[int, int]
-    room: int
-
-
-class _Scope:
-    """What the views of one round share: counts, and numbers for exchanges and sub-cohorts."""
-
-    def __init__(
-        self, round: int, exchange: int, loops: tuple[int, ...], served: np.ndarray, calls: np.ndarray
-    ) -> None:
-        self.round, self.exchange, self.loops = round, exchange, iter(loops)
-        self.served, self.calls = served.copy(), calls.copy()
-        self.sent, self.scopes = 0, 0
-        self.asked: set[int] = set()
-        self.answers: dict[int, int] = {}  # how often each client answered in this round
-        self.failed: set[int] = set()
-        self.projections: dict[str, dict[str, float]] = {}
-
-
-class _Clients(Clients):
-    """The cohort of a round as the server sees it: addresses."""
-
-    def __init__(
-        self,
-        engine: "Messaging",
-        key: Key,
-        cohort: _Cohort,
-        weights: np.ndarray,
-        scope: _Scope,
-        memory_scope: str = "round",
-    ) -> None:
-        self.engine, self.key, self.weights, self.scope, self.cohort = engine, key, weights, scope, cohort
-        self.memory_scope, self.keys_taken = memory_scope, 0
-
-    def next_key(self) -> Key:
-        self.keys_taken += 1
-        return jax.random.fold_in(self.key, self.keys_taken - 1)
-
-    def run(self, step: Step, *broadcast: Any) -> Replies:
-        engine, scope, key, cohort = self.engine, self.scope, self.next_key(), self.cohort
-        if engine.program.participation.resample and self.memory_scope == "round":
-            cohort = engine.cohort(engine.program.participation, resample(key, engine.program)[0])
-            engine.forget()
-        scope.asked.update(cohort.ids)
-        # Who failed does not know what the others know of this round; what is in its memory is of no use before the
-        # next one.
-        able = [m for m in cohort.ids if m not in scope.failed or not engine.program.holds]
-        check_each(broadcast, engine.program.participation)
-        number = scope.exchange
-        exchange = engine.plan.all[number]
-        slot = f"{scope.round}.{scope.sent}"
-        header = {
-            "action": "run",
-            "method": step.__name__,
-            "exchange": number,
-            "slot": slot,
-            "scope": self.memory_scope,
-            "projections": scope.projections,
-            "attempt": engine.attempt(scope.round),
-            "committed": scope.round - 1,
-        }
-        uploads = engine.exchange(header, exchange, broadcast, key, cohort.ids, able, scope)
-        scope.served[number] += len(cohort.ids)
-        scope.calls[number] += 1
-        scope.exchange += 1
-        scope.sent += 1
-        return _Replies(engine.program, exchange, slot, uploads, self.weights, cohort)
-
-    def sample(self, size: int) -> "Clients":
-        ids, times, room = self.cohort
-        check_sample(size, room)
-        # The same draw as the simulator's, which has room for the largest cohort.
-        luck = jax.random.uniform(self.next_key(), (room,))[: len(ids)]
-        chosen = [ids[int(i)] for i in jax.lax.top_k(luck, min(size, len(ids)))[1]]
-        self.scope.scopes += 1
-        scope_name, cohort = f"sub-cohort {self.scope.scopes}", _Cohort(chosen, times, size)
-        return _Clients(self.engine, self.next_key(), cohort, self.weights, self.scope, scope_name)
-
-    def weighted(self, weights: jax.Array) -> "Clients":
-        view = (np.asarray(weights), self.scope, self.memory_scope)
-        return _Clients(self.engine, self.next_key(), self.cohort, *view)
-
-    @property
-    def holds_upper(self) -> bool:
-        return self.engine.program.layout.server
-
-    @property
-    def f(self) -> Objective:
-        return server_objective(self.engine.program, self.engine.server_data)
-
-    def project_x(self, x: Any) -> Any:
-        if not isinstance(x, Blocks):
-            return self.engine.program.problem.nearest(x)
-        if self.engine.program.problem.project_x is None:
-            return x
-        # The owners do it: with the next message they are told a name for the projection of these terms.
-        name = f"{self.scope.round}.projection {len(self.scope.projections)}"
-        self.scope.projections[name] = x.terms
-        return Blocks({name: 1.0})
-
-    def project_y(self, y: Vector) -> Vector:
-        return self.engine.program.problem.nearest(y)
-
-    def repeat(self, times: int | jax.Array, body: Callable[[Clients, Carry], Carry], carry: Carry) -> Carry:
-        scope, first, loop_key, length = self.scope, self.scope.exchange, self.next_key(), next(self.scope.loops)
-        outside, inner = (self.key, self.keys_taken), scope.loops
-        for i in range(int(times)):
-            inner, scope.loops = itertools.tee(inner)  # loops inside the body are numbered anew in every iteration
-            scope.exchange = first + (length if i else 0)
-            self.key, self.keys_taken = jax.random.fold_in(loop_key, i), 0
-            carry = body(self, carry)
-        self.key, self.keys_taken = outside
-        scope.exchange = first + 2 * length
-        return carry
+    served: Counts
+    calls: Counts
 
 
 class Transport(Protocol):
@@ -362,7 +144,7 @@ class Messaging:
         key: Key,
         ids: list[int],
         able: list[int],
-        scope: _Scope,
+        scope: Scope,
     ) -> dict[int, Any]:
         """Send one message to each client that is able to answer, with what it does not hold yet, and gather the
         answers; failures are left out and noted.
@@ -441,11 +223,12 @@ class Messaging:
         nearest, private = program.problem.nearest, program.problem.private_x
         first_x: Any = Blocks({"start": 1.0}) if private else nearest(x0 if x is None else Vector(x, "x"))
         first_y = nearest(y0 if y is None else Vector(y, "y"))
-        counts = np.zeros(len(self.plan.all), np.int64)
+        counts = self.plan.no_counts()
         start_key = jax.random.fold_in(key, 1)
         cohort = self.cohort(program.first_participation, start_key)
-        scope = _Scope(0, 0, self.plan.loops[0], counts, counts)
-        server = program.algorithm.init(_Clients(self, start_key, cohort, self.weights, scope), first_x, first_y)
+        scope = Scope(0, counts, counts)
+        clients = MessageClients(self, start_key, Position("start"), cohort, self.weights, scope)
+        server = program.algorithm.init(clients, first_x, first_y)
         if scope.failed and private:  # it would have no block of x to go on with
             m = min(scope.failed)
             raise NoQuorum(f"the start needs everybody, but {self.names[m]}: {self.failures[-1].reason}")
@@ -467,17 +250,17 @@ class Messaging:
             m, reason = next(iter(away.items()))
             raise NoQuorum(f"{self.names[m]} could not join: {reason}")
 
-    def cohort(self, participation: Participation, key: Key) -> _Cohort:
+    def cohort(self, participation: Participation, key: Key) -> MessageCohort:
         """Who takes part."""
         ids, times = participation.draw(key, len(self.weights))
         drawn = {int(m): int(n) for m, n in zip(ids, times if times is not None else [1] * len(ids), strict=True) if n}
-        return _Cohort(list(drawn), drawn, len(ids))
+        return MessageCohort(list(drawn), drawn, len(ids))
 
     def forget(self) -> None:
         """Other clients are asked next, who hold nothing."""
         self._held = [set() for _ in self.weights]
 
-    def _commit(self, state: State, ids: list[int], scope: _Scope) -> State:
+    def _commit(self, state: State, ids: list[int], scope: Scope) -> State:
         """End a round: give the private parts of the state their lasting names, and let clients forget the rest."""
         parts, structure = split_vectors(state.server)
         lasting = {f"state.{n}": part for n, part in enumerate(parts) if is_block(part)}
@@ -521,8 +304,9 @@ class Messaging:
                 break
             draw, work = round_keys(state.key, state.round)
             cohort = self.cohort(self.program.participation, draw)
-            scope = _Scope(state.round + 1, len(self.plan.start), self.plan.loops[1], state.served, state.calls)
-            server = self.program.algorithm.round(_Clients(self, work, cohort, self.weights, scope), state.server)
+            scope = Scope(state.round + 1, state.served, state.calls)
+            clients = MessageClients(self, work, Position("round"), cohort, self.weights, scope)
+            server = self.program.algorithm.round(clients, state.server)
             state = State(state.key, server, state.round + 1, True, scope.served, scope.calls)
             state = self._commit(state, cohort.ids, scope)
         return state
@@ -554,8 +338,8 @@ class Messaging:
             server=without(self.plan.server, self.program.private),
             round=np.zeros((), int),  # pyright: ignore[reportArgumentType]
             finite=np.zeros((), bool),  # pyright: ignore[reportArgumentType]
-            served=np.zeros(len(self.plan.all), np.int64),
-            calls=np.zeros(len(self.plan.all), np.int64),
+            served=self.plan.no_counts(),
+            calls=self.plan.no_counts(),
         )
         known = rebuild(shapes._asdict(), arrays)
         parts, structure = split_vectors(self.plan.server)
