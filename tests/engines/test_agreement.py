@@ -89,7 +89,10 @@ def test_bytes_really_sent_agree_with_the_plan(cohort: Any) -> None:
     local = Local(task, fb.FedBiOAcc(local_steps=1), cohort)
     state = local.advance(local.start(seed=0), 6)
     planned = traffic(local.plan, state)
-    for real, expected in ((local.bytes_down, planned["megabytes_down"]), (local.bytes_up, planned["megabytes_up"])):
+    for real, expected in (
+        (local.post.bytes_down, planned["megabytes_down"]),
+        (local.post.bytes_up, planned["megabytes_up"]),
+    ):
         assert 1 <= real / 1e6 / expected < 1.15  # headers and commits
 
 

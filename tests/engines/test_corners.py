@@ -80,7 +80,7 @@ def test_bytes_of_loops_are_those_really_sent() -> None:
     task = Quadratic.random(clients=3, p=200, d=300).task()
     local, state, _ = run(Local, task, Loop(4))
     planned = traffic(local.plan, state)
-    assert 1 <= local.bytes_down / 1e6 / planned["megabytes_down"] < 1.4  # headers of small messages
+    assert 1 <= local.post.bytes_down / 1e6 / planned["megabytes_down"] < 1.4  # headers of small messages
 
 
 def test_a_loop_of_random_length_has_a_plan_for_every_length() -> None:

@@ -20,9 +20,9 @@ from typing import Any
 
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation import process, project
-from fedbilevel.federation.server import FOLDER, STATUS, STUDY, note, status
+from fedbilevel.federation.server import FEDERATION_FOLDER, STATUS, STUDY, note, status
 from fedbilevel.federation.study import Study
-from fedbilevel.federation.worker import RUN
+from fedbilevel.federation.worker import RUN_NAME
 from fedbilevel.storage.records import alone, write_atomically
 
 STATE = "coordinator.json"
@@ -97,7 +97,7 @@ class Coordinator:
                 ["-m", str(self.folder / "server"), "-s", "fed_server.json", "--set", "secure_train=true",
                  f"org={self.project.name.replace('-', '_')}", "config_folder=config"],
                 self.folder / "server.log",
-                {FOLDER: str(self.folder)},
+                {FEDERATION_FOLDER: str(self.folder)},
             )  # fmt: skip
             self.say(f"the server listens on {self.project.host}:{self.project.port}.")
             self.job = None
@@ -238,7 +238,7 @@ def wanted_runs(folder: Path) -> Iterator[str]:
 
 def want(folder: Path, study: Path, name: str) -> Path:
     """Ask for a run; its folder."""
-    if not RUN.fullmatch(name):
+    if not RUN_NAME.fullmatch(name):
         raise FedbilevelError(f"'{name}' is no name of a run: use letters, digits, '.', '_' and '-'.")
     Study.read(study).quorum(len(project.load(folder).sites))  # refuses what is wrong
     run = folder / "runs" / name

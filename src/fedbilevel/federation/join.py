@@ -11,7 +11,7 @@ from typing import Any
 
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation import process, project
-from fedbilevel.federation.site import FOLDER
+from fedbilevel.federation.site import SITE_FOLDER
 from fedbilevel.federation.worker import Limits, Settings
 from fedbilevel.storage.records import alone
 
@@ -85,7 +85,7 @@ class Joined:
                          f"uid={known['party']}", f"org={known['party'].replace('-', '_')}", "config_folder=config",
                          "heart_beat_interval=3"],
                         self.folder / "site.log",
-                        {FOLDER: str(self.folder)},
+                        {SITE_FOLDER: str(self.folder)},
                     )  # fmt: skip
                     self._wait()
                     self.say("FLARE's client ended; it is started again in 2 seconds.")

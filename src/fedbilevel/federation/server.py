@@ -16,7 +16,7 @@ from typing import Any
 
 from nvflare.collab import collab
 
-FOLDER = "FEDBILEVEL_FEDERATION"
+FEDERATION_FOLDER = "FEDBILEVEL_FEDERATION"
 """The environment variable with the folder of the federation."""
 AWAY = "it is away."
 EXCHANGES, STUDY, STATUS = "exchanges.jsonl", "study.toml", "run.json"
@@ -33,7 +33,7 @@ class Server:
     def __init__(self, run: str, sites: list[str]) -> None:
         from fedbilevel.federation.site import end_with_parent
 
-        self.folder, self.sites = Path(os.environ[FOLDER]) / "runs" / run, sites
+        self.folder, self.sites = Path(os.environ[FEDERATION_FOLDER]) / "runs" / run, sites
         for name in ("nvflare.collab", "Group", "CellDispatcher"):  # a line for every call is no help
             logging.getLogger(name).setLevel(logging.WARNING)
         end_with_parent()
@@ -130,6 +130,7 @@ def _reason(failure: Any) -> str:
 def _compute(folder: Path, sites: list[str]) -> None:
     import numpy as np
 
+    from fedbilevel.engines.messaging.protocol import Failed, Finish, Hello, Message, Post, Prepare
     from fedbilevel.engines.participation import participation
     from fedbilevel.engines.plan import trace
     from fedbilevel.engines.program import Program, check_fits
@@ -149,41 +150,39 @@ def _compute(folder: Path, sites: list[str]) -> None:
     transport = Sites(sites, study.rules.deadline, study.rules.setup_deadline)
     quorum = study.quorum(len(sites))
 
-    def lost(answers: Mapping[int, bytes | str]) -> set[int]:
-        """Who is away, or whose program ended: they may come back. Who refuses will do so again."""
-        return {m for m, answer in answers.items() if isinstance(answer, str)}
+    post = Post(transport)
 
     def setup(
-        headers: dict[int, dict[str, Any]], arrays: Mapping[str, Any], check: Callable[[Any, Any], object]
-    ) -> tuple[dict[int, tuple[dict[str, Any], Any]], set[int]]:
-        """Ask, and drop who does not answer as it should; who answered, and who was lost."""
-        kind = next(iter(headers.values()))["action"]
-        answers = transport.ask({m: encode(header, arrays) for m, header in headers.items()}, kind)
-        found, refused = {}, {}
-        for m, answer in answers.items():
+        questions: Mapping[int, Message], arrays: Mapping[str, Any], check: Callable[[Any, Any], object]
+    ) -> tuple[dict[int, tuple[Any, Any]], set[int]]:
+        """Ask, and drop who does not answer as it should; who answered, and who was away or whose program ended: these
+        may come back, while who refuses will do so again.
+        """
+        answers = post.ask({m: (question, arrays) for m, question in questions.items()})
+        agreed, refused = {}, {}
+        for m, (answer, reply) in answers.items():
             try:
-                header, reply = ({"error": answer}, {}) if isinstance(answer, str) else decode(answer)
-                if "error" not in header:
-                    check(header, reply)
-            except (FedbilevelError, KeyError, TypeError, ValueError) as error:
-                header, reply = {"error": f"its answer does not fit: {error}"}, {}
-            if "error" in header:
-                refused[sites[m]] = header["error"]
+                if isinstance(answer, Failed):
+                    raise FedbilevelError(answer.error)
+                try:
+                    check(answer, reply)
+                except (FedbilevelError, AttributeError, KeyError, TypeError, ValueError) as error:
+                    raise FedbilevelError(f"its answer does not fit: {error}") from error
+                agreed[m] = (answer, reply)
+            except FedbilevelError as error:
+                refused[sites[m]] = str(error)
                 transport.there.discard(sites[m])
-            else:
-                found[m] = (header, reply)
         if refused:
             note(folder, refused=refused)
-        if len(found) < quorum:
+        if len(agreed) < quorum:
             said = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
-            kind = NoQuorum if len(found) + len(lost(answers)) >= quorum else FedbilevelError
+            kind = NoQuorum if len(agreed) + len(post.absent) >= quorum else FedbilevelError
             raise kind(f"too few parties can take part. {said}")
-        return found, lost(answers)
+        return agreed, post.absent
 
     note(folder, status="setting up", sites=sites, there=sorted(transport.there), refused={})
-    hello = {"action": "hello", "run": folder.name, "study": study.text, "copy": here, "clients": len(sites)}
-    everybody = dict.fromkeys(range(len(sites)), hello)
-    answers, absent = setup(everybody, {}, lambda header, reply: study.check_facts(header["rows"], reply))
+    everybody = dict.fromkeys(range(len(sites)), Hello(folder.name, study.text, here, len(sites)))
+    answers, absent = setup(everybody, {}, lambda answer, reply: study.check_facts(answer.rows, reply))
     # Sums and sizes are fixed by the first job of a run: whoever is away later does not change them.
     facts_file = folder / "facts.safetensors"
     if facts_file.exists():
@@ -199,7 +198,7 @@ def _compute(folder: Path, sites: list[str]) -> None:
             raise (NoQuorum if absent else FedbilevelError)(
                 "a run begins with everybody, but " + "; ".join(f"{n}: {said.get(n, 'it is away.')}" for n in missing)
             )
-        rows = np.array([answers[m][0]["rows"] for m in range(len(sites))])
+        rows = np.array([answers[m][0].rows for m in range(len(sites))])
         facts = together([answers[m][1] for m in range(len(sites))]) if own else {}
         write_atomically(facts_file, encode({"rows": rows.tolist(), "copy": here}, facts))
     built = study.build(facts=facts)
@@ -210,11 +209,10 @@ def _compute(folder: Path, sites: list[str]) -> None:
     check_fits(task.problem, built.algorithm, task.layout, chosen)
     plan = trace(program, task.data)
     digest = plan_digest(plan, built)
-    prepare = {"action": "prepare", "clients": len(sites)}
-    headers = {m: {**prepare, "id": m, "weight": float(weights[m])} for m in answers}
-    answers, _ = setup(headers, facts, lambda header, _: header["plan"])
-    for m, (header, _) in answers.items():
-        if header["plan"] != digest:
+    prepare = {m: Prepare(m, float(weights[m]), len(sites)) for m in answers}
+    answers, _ = setup(prepare, facts, lambda answer, _: answer.plan)
+    for m, (answer, _) in answers.items():
+        if answer.plan != digest:
             raise FedbilevelError(f"{sites[m]} would compute something else: its exchanges differ from the server's.")
 
     if study.rules.probe:
@@ -233,7 +231,7 @@ def _compute(folder: Path, sites: list[str]) -> None:
         )
         engine.task = None if own else task
         before = status(folder)
-        engine.bytes_down, engine.bytes_up = before.get("bytes_down", 0), before.get("bytes_up", 0)
+        engine.post.bytes_down, engine.post.bytes_up = before.get("bytes_down", 0), before.get("bytes_up", 0)
         config = built.config()
         run = {name: config["run"][name] for name in ("rounds", "seed", "sample", "every")}
         config["run"] = {**run, "engine": "federation"}
@@ -245,7 +243,7 @@ def _compute(folder: Path, sites: list[str]) -> None:
 
         def on_row(row: dict[str, Any]) -> None:
             records.append({"run": described["main"], **row})
-            sent = {"bytes_down": engine.bytes_down, "bytes_up": engine.bytes_up}
+            sent = {"bytes_down": engine.post.bytes_down, "bytes_up": engine.post.bytes_up}
             note(folder, round=row["round"], seen=time.time(), **sent)
 
         result = solve(
@@ -260,12 +258,11 @@ def _compute(folder: Path, sites: list[str]) -> None:
             checkpoint=Checkpoints(folder / "checkpoints", seconds=0),
         )
         public = {k: np.asarray(v) for k, v in named_leaves(engine.public(result.state)).items()}
-        finish = encode({"action": "finish", "round": int(result.state.round)}, public)
-        transport.ask(dict.fromkeys(range(len(sites)), finish), "finish")
+        engine.post.ask(dict.fromkeys(range(len(sites)), (Finish(int(result.state.round)), public)))
     save_solution(result, folder)
     last = {k: v for k, v in result.metrics.items() if k != "round"}
     summary = {**last, "rounds": result.metrics["round"], "seconds": result.seconds}
-    summary |= {"bytes_down": engine.bytes_down, "bytes_up": engine.bytes_up}
+    summary |= {"bytes_down": engine.post.bytes_down, "bytes_up": engine.post.bytes_up}
     note(folder, status="finished", summary=summary, failure="")
 
 
@@ -273,11 +270,11 @@ def _probe(transport: Sites, sizes: tuple[int, ...]) -> dict[str, Any]:
     """How long an exchange of so many floats in both directions takes, with all sites at once."""
     import numpy as np
 
-    from fedbilevel.storage.arrays import encode
+    from fedbilevel.engines.messaging.protocol import Echo, pack
 
     found = {}
     for size in sizes:
-        message = encode({"action": "echo"}, {"floats": np.random.default_rng(0).normal(size=size).astype(np.float32)})
+        message = pack(Echo(), {"floats": np.random.default_rng(0).normal(size=size).astype(np.float32)})
         asked = dict.fromkeys(range(len(transport.sites)), message)
         seconds: list[float] = []
         on_wire = _loopback()

@@ -11,7 +11,7 @@ from nvflare.collab import collab
 
 from fedbilevel.federation.worker import receive, send
 
-FOLDER = "FEDBILEVEL_SITE"
+SITE_FOLDER = "FEDBILEVEL_SITE"
 """The environment variable with the folder of the site."""
 
 
@@ -21,7 +21,7 @@ class Site:
     """
 
     def __init__(self) -> None:
-        self.folder = Path(os.environ[FOLDER])
+        self.folder = Path(os.environ[SITE_FOLDER])
         self.lock = threading.Lock()  # FLARE may call from several threads
         self.process: subprocess.Popen[bytes] | None = None
         self.first: list[tuple[bytes, float]] = []  # what sets a worker up

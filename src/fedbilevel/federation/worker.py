@@ -3,7 +3,7 @@
 It reads messages from its standard input and writes answers to its standard output, each behind its length. The first
 two messages set it up: ``hello`` (which study? the answer is a summary of the site's rows) and ``prepare`` (what all
 sites together are; the answer is a hash of everything that will be exchanged). All others go to
-:class:`fedbilevel.engines.party.Party`.
+:class:`fedbilevel.engines.messaging.party.Party`.
 """
 
 import json
@@ -13,14 +13,16 @@ import secrets
 import struct
 import sys
 import time
-import traceback
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 SETTINGS, LEDGER, SECRET = "site.json", "served.jsonl", "secret"
-RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,100}")
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,100}")
 """Names of runs: they become folders."""
+Arrays = Mapping[str, Any]
+Answer = tuple[Any, Arrays]
 
 
 @dataclass(frozen=True)
@@ -83,10 +85,6 @@ def send(stream: BinaryIO, message: bytes) -> None:
     stream.flush()
 
 
-class Private(Exception):
-    """What is wrong with rows of the site: for its own people, not for the server."""
-
-
 class Worker:
     """The program of a site."""
 
@@ -99,73 +97,58 @@ class Worker:
 
     def handle(self, message: bytes) -> bytes:
         """Answer a message, and note what leaves."""
-        from fedbilevel.errors import FedbilevelError
-        from fedbilevel.storage.arrays import decode, encode
+        from fedbilevel.engines.messaging.protocol import Failed, handle, pack
 
-        try:
-            header, arrays = decode(message)
-        except FedbilevelError as error:
-            return encode({"error": str(error)}, {})
-        action, reason = str(header.get("action")), ""
-        try:
-            said, left = self._answer(action, header, arrays)
-            answer = encode(said, left)
-        except FedbilevelError as error:
-            said = {"error": str(error).replace(f"{self.folder}{os.sep}", "")}
-        except Private as error:
-            reason, said = str(error), {"error": "its data do not fit the experiment; its own log says where."}
-        except Exception as error:  # whatever the site's own data or functions do, the server gets an answer
-            traceback.print_exc()
-            reason = f"{type(error).__name__}: {error}"
-            said = {"error": f"{type(error).__name__}; its own log says more."}
-        else:
-            most = self.settings.limits.largest_upload
-            if len(answer) <= most * 1e6:
-                self._note(header, message, answer, left, said.get("error", ""))
-                return answer
-            said = {"error": f"its answer has {len(answer) / 1e6:.1f} MB, but it sends at most {most:g}."}
-        answer = encode(said, {})
-        self._note(header, message, answer, {}, reason or said["error"])
-        return answer
+        handled = handle(message, self._handlers())
+        answer, arrays, problem = handled.answer, handled.arrays, handled.problem
+        if isinstance(answer, Failed):
+            answer = replace(answer, error=answer.error.replace(f"{self.folder}{os.sep}", ""))
+        packed, most = pack(answer, arrays), self.settings.limits.largest_upload
+        if len(packed) > most * 1e6:
+            problem = f"its answer has {len(packed) / 1e6:.1f} MB, but it sends at most {most:g}."
+            arrays, packed = {}, pack(Failed(problem), {})
+        self._note(handled.message, len(message), len(packed), arrays, problem)
+        return packed
 
-    def _answer(
-        self, action: str, header: dict[str, Any], arrays: dict[str, Any]
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        from fedbilevel.errors import FedbilevelError
+    def _handlers(self) -> dict[Any, Any]:
+        """Who answers what; the messages of a run only after its study has been agreed on."""
+        from fedbilevel.engines.messaging.protocol import Echo, Finish, Hello, Join, Prepare
 
-        if action == "hello":
-            return self._hello(header)
-        if action == "prepare":
-            return self._prepare(header, arrays)
-        if action == "echo":  # how fast is the way?
-            return {}, arrays
+        setup = {Hello: self._hello, Prepare: self._prepare, Echo: self._echo}
         if self.party is None:
-            raise FedbilevelError("it has not been told which study this is.")
-        if action == "finish":
-            return self._finish(header, arrays)
-        if action == "join" and self.again:  # another worker was told this, and has kept something since
-            header = {**header, "again": True}
-        return self.party.answer(header, arrays)
+            return setup
+        of_run = self.party.handlers
+        join = of_run[Join]
+        # With "again", another worker was told this, and has kept something since.
+        of_run[Join] = lambda message, arrays: join(replace(message, again=self.again), arrays)
+        return {**setup, **of_run, Finish: self._finish}
 
-    def _hello(self, header: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _echo(self, message: Any, arrays: Arrays) -> Answer:
+        """How fast is the way?"""
+        from fedbilevel.engines.messaging.protocol import Done
+
+        return Done(), arrays
+
+    def _hello(self, message: Any, arrays: Arrays) -> Answer:
         """Look at the study, and say what the rows of this site are like."""
+        from fedbilevel.engines.messaging.protocol import Facts, Private
         from fedbilevel.errors import FedbilevelError
         from fedbilevel.federation import schema, study
 
         self.study = self.examples = self.party = None
-        if reason := study.difference(header["copy"], study.facts_of_copy()):
+        if reason := study.difference(message.copy, study.facts_of_copy()):
             raise FedbilevelError(reason)
-        if not RUN.fullmatch(header["run"]):
+        if not RUN_NAME.fullmatch(message.run):
             raise FedbilevelError("this is no name of a run.")
-        self.run, self.clients = header["run"], header["clients"]
-        given = study.from_text(header["study"], self.folder / "runs" / self.run)
+        self.run, self.clients = message.run, message.clients
+        given = study.from_text(message.study, self.folder / "runs" / self.run)
         limits, name = self.settings.limits, given.experiment.task
-        if limits.experiment and header["study"] != limits.experiment:
+        if limits.experiment and message.study != limits.experiment:
             raise FedbilevelError("it takes part in the experiment of its kit only, and this is another one.")
         if limits.tasks and name not in limits.tasks:
             raise FedbilevelError(f"it does not take part in the task '{name}'.")
-        if header["clients"] < limits.min_clients:
-            raise FedbilevelError(f"it wants at least {limits.min_clients} parties, but there are {header['clients']}.")
+        if message.clients < limits.min_clients:
+            raise FedbilevelError(f"it wants at least {limits.min_clients} parties, but there are {message.clients}.")
         builtin = self.settings.data == "builtin"
         if builtin != (given.schema is None):
             raise FedbilevelError(
@@ -175,7 +158,7 @@ class Worker:
             )
         if given.schema is None:
             self.study = given
-            return {"rows": 0}, {}
+            return Facts(0), {}
         place = self.settings.source(self.folder)
         try:
             examples = schema.load(self.settings.data, given.schema, self.settings.columns, place)
@@ -190,7 +173,7 @@ class Worker:
                 "or test, or batches are smaller."
             )
         self.study, self.examples = given, examples
-        return {"rows": int(built.task.layout.longest[0])}, dict(facts)
+        return Facts(int(built.task.layout.longest[0])), dict(facts)
 
     def _check_algorithm(self, built: Any) -> None:
         from fedbilevel.errors import FedbilevelError
@@ -199,63 +182,65 @@ class Worker:
         if allowed and built.experiment.algorithm not in allowed:
             raise FedbilevelError(f"it does not run the algorithm '{built.experiment.algorithm}'.")
 
-    def _prepare(self, header: dict[str, Any], arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _prepare(self, message: Any, arrays: Arrays) -> Answer:
         """Build the program, knowing what all sites together are."""
         from fedbilevel.engines.messaging.party import Party
+        from fedbilevel.engines.messaging.protocol import Prepared
         from fedbilevel.errors import FedbilevelError
         from fedbilevel.federation.study import plan_digest, site_task
 
-        if self.study is None or header["clients"] != self.clients:
+        if self.study is None or message.clients != self.clients:
             raise FedbilevelError("this is not the study it agreed to.")
         own = self.study.schema is not None
         built = self.study.build(self.examples, arrays) if own else self.study.build()
         self._check_algorithm(built)
-        task = site_task(built, header["id"], own)
+        task = site_task(built, message.id, own)
         self.party = Party(
             task,
             built.algorithm,
-            header["id"],
-            header["weight"],
-            header["clients"],
+            message.id,
+            message.weight,
+            message.clients,
             self.folder / "runs" / self.run / "memory",
             evaluate=task.metrics if own else None,
             reveals=not own,
         )
-        return {"plan": plan_digest(self.party.plan, built)}, {}
+        return Prepared(plan_digest(self.party.plan, built)), {}
 
-    def _finish(self, header: dict[str, Any], arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _finish(self, message: Any, arrays: Arrays) -> Answer:
         """The site keeps the result, with what is its own of it."""
         import numpy as np
 
         from fedbilevel.engines.messaging.party import TRACED
+        from fedbilevel.engines.messaging.protocol import Done
         from fedbilevel.storage.arrays import encode, named_leaves
         from fedbilevel.storage.records import write_atomically
 
-        x, y = self.party.solution(header["round"], arrays)
+        x, y = self.party.solution(message.round, arrays)
         found = {name: np.asarray(leaf) for name, leaf in named_leaves({"x": x, "y": y}).items()}
         write_atomically(
-            self.folder / "runs" / self.run / "solution.safetensors", encode({"round": header["round"]}, found)
+            self.folder / "runs" / self.run / "solution.safetensors", encode({"round": message.round}, found)
         )
         write_atomically(self.folder / "runs" / self.run / "compiled.json", json.dumps(TRACED).encode())
-        return {}, {}
+        return Done(), {}
 
-    def _note(self, header: dict[str, Any], message: bytes, answer: bytes, left: dict[str, Any], error: str) -> None:
-        """One line for every message: what came, and what left; the reason of an error as only the site may know it."""
+    def _note(self, message: Any, bytes_in: int, bytes_out: int, left: Arrays, problem: str) -> None:
+        """One line for every message: what came, and what left; what went wrong as only the site may know it."""
         import numpy as np
 
         line = {
             "time": time.time(),
             "run": self.run,
-            "action": str(header.get("action")),
-            "method": header.get("method", ""),
-            "round": header.get("committed", header.get("round", -1)),
-            "bytes_in": len(message),
-            "bytes_out": len(answer),
+            "action": getattr(message, "action", ""),
+            "method": getattr(message, "method", ""),
+            "round": getattr(message, "committed", getattr(message, "round", -1)),
+            "bytes_in": bytes_in,
+            "bytes_out": bytes_out,
             "left": {
                 name: {"shape": list(a.shape), "type": str(a.dtype), "norm": float(np.sqrt(np.vdot(a, a)))}
                 for name, a in left.items()
             },
-            "error": error,
+            "error": problem,
         }
         with (self.folder / LEDGER).open("a") as file:
             file.write(json.dumps(line) + "\n")

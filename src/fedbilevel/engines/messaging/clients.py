@@ -10,6 +10,7 @@ import numpy as np
 from fedbilevel.core import Carry, Clients, Each, Key, Replies, Step, mean_type
 from fedbilevel.engines.exchanges import Position, ProgramClients
 from fedbilevel.engines.messaging.blocks import Blocks
+from fedbilevel.engines.messaging.protocol import Run
 from fedbilevel.engines.participation import check_sample
 from fedbilevel.engines.plan import Exchange
 from fedbilevel.engines.program import Program, check_each, split_vectors
@@ -132,17 +133,19 @@ class MessageClients(ProgramClients):
         name, at = self.position.take(), self.position.iterations
         exchange = engine.plan.by_name[name]
         slot = f"{scope.round}.{scope.sent}"
-        header = {
-            "action": "run",
-            "method": step.__name__,
-            "exchange": name,
-            "slot": slot,
-            "scope": self.memory_scope,
-            "projections": scope.projections,
-            "attempt": engine.attempt(scope.round),
-            "committed": scope.round - 1,
-        }
-        uploads = engine.exchange(header, exchange, broadcast, key, cohort.ids, able, scope)
+        asked_for = Run(
+            exchange=name,
+            method=step.__name__,
+            slot=slot,
+            scope=self.memory_scope,
+            attempt=engine.attempt(scope.round),
+            committed=scope.round - 1,
+            answers=0,
+            projections=scope.projections,
+            blocks={},
+            serials={},
+        )
+        uploads = engine.exchange(asked_for, exchange, broadcast, key, cohort.ids, able, scope)
         scope.served[name][at] += len(cohort.ids)
         scope.calls[name][at] += 1
         scope.sent += 1

@@ -1,7 +1,6 @@
 """A client of a federation: its data, its memory, its blocks of a private x, behind one door for messages."""
 
 import contextlib
-import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -16,6 +15,8 @@ import numpy as np
 from fedbilevel.core import Algorithm, Key, call
 from fedbilevel.core.task import Data, Task
 from fedbilevel.core.vectors import Vector
+from fedbilevel.engines.messaging import protocol
+from fedbilevel.engines.messaging.protocol import Commit, Done, Evaluate, Failed, Join, Lost, Reveal, Run, Stale
 from fedbilevel.engines.participation import Everyone
 from fedbilevel.engines.plan import trace
 from fedbilevel.engines.program import Program, check_fits, split_vectors, without
@@ -28,6 +29,9 @@ def all_finite(tree: Any) -> bool:
     """Whether all numbers of a tree are finite."""
     return all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(tree))
 
+
+Answer = tuple[protocol.Message, Mapping[str, Any]]
+Arrays = Mapping[str, np.ndarray]
 
 TRACED: Counter[str] = Counter()
 """How often each method was traced in this process, to be compiled."""
@@ -89,101 +93,87 @@ class Party:
         self.blocks: dict[str, Any] = {}
         self.held: dict[str, np.ndarray] = {}
 
+    @property
+    def handlers(self) -> dict[type[protocol.Message], protocol.Handler]:
+        """Who answers what."""
+        return {
+            Join: self._join,
+            Run: self._run,
+            Commit: self._commit,
+            Evaluate: self._evaluate,
+            Reveal: self._reveal,
+        }
+
     def handle(self, message: bytes) -> bytes:
         """Answer a message; whatever goes wrong is an answer with the reason."""
+        handled = protocol.handle(message, self.handlers, open_book=self.reveals)
         try:
-            return encode(*self.answer(*decode(message)))
-        except FedbilevelError as error:  # it is no message, or this is nothing to be sent
-            return encode({"error": str(error)}, {})
+            return protocol.pack(handled.answer, handled.arrays)
+        except FedbilevelError as error:  # this cannot be sent
+            return protocol.pack(Failed(str(error)), {})
 
-    def answer(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The header and the arrays of the answer to a message that was read already."""
-        try:
-            actions = {
-                "join": self._join,
-                "run": self._run,
-                "commit": self._commit,
-                "evaluate": self._evaluate,
-                "reveal": self._reveal,
-            }
-            if header["action"] not in actions:
-                raise FedbilevelError(f"there is no action '{header['action']}'.")
-            found = actions[header["action"]](header, arrays)
-            return {}, {name: np.asarray(array) for name, array in found.items()}  # errors of devices come up here
-        except _Lost as error:
-            return {"lost": True, "error": str(error)}, {}
-        except _Stale as error:
-            return {"stale": True, "error": str(error)}, {}
-        except FedbilevelError as error:
-            return {"error": str(error)}, {}
-        except Exception as error:  # a client must answer, whatever its code or data do
-            if self.reveals:
-                return {"error": f"{type(error).__name__}: {error}"}, {}
-            traceback.print_exc()  # what it says may be about rows
-            return {"error": f"{type(error).__name__}; its own log says more."}, {}
-
-    def _join(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    def _join(self, message: Join, arrays: Arrays) -> Answer:
         """Set up the own block and memory: nothing of them is ever sent. Or go on with those of this run."""
-        self.run, self.attempt, self.held = header["run"], "", {}
+        self.run, self.attempt, self.held = message.run, "", {}
         x, y = self.program.problem.start(jax.random.wrap_key_data(jnp.asarray(arrays["key"])))
-        if header["given_x"]:
+        if message.given_x:
             x = Vector(rebuild({"x": x.tree}, arrays)["x"], "x")
-        if header["given_y"]:
+        if message.given_y:
             y = Vector(rebuild({"y": y.tree}, arrays)["y"], "y")
         x, y = (self.program.problem.nearest(v) for v in (x, y))
         first = Kept(-1, {"start": x.tree}, self.program.algorithm.memory(x, y))
-        committed = header.get("committed")
-        if committed is None and not header.get("again"):
+        committed = message.committed
+        if committed is None and not message.again:
             self.kept = [first]
             self._save()
-            return {}
+            return Done(), {}
         self.kept = self._load(first)
         if not self.kept:
             if self.program.problem.private_x or self.program.algorithm.remembers == "run":
                 raise FedbilevelError("what it kept of this run is no longer here.")
             self.kept = [first]  # nothing of this run is at clients only
-        if committed is not None and not header.get("again"):  # a replayed message knows nothing of rounds since
+        if committed is not None and not message.again:  # a replayed message knows nothing of rounds since
             self._go_back(committed)
-        return {}
+        return Done(), {}
 
-    def _run(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-        exchange = self.plan.by_name[header["exchange"]]
-        if exchange.method != header["method"]:
+    def _run(self, message: Run, arrays: Arrays) -> Answer:
+        exchange = self.plan.by_name.get(message.exchange)
+        if exchange is None or exchange.method != message.method:
             raise FedbilevelError(
-                f"exchange {header['exchange']} is '{exchange.method}' here, but '{header['method']}' was asked for."
+                f"exchange {message.exchange} is not '{message.method}' here, but that was asked for."
             )
-        if "late" in header:
-            with contextlib.suppress(_Stale):
-                self._commit(header["late"], {})
-        self._begin(header)
-        if header["answers"] != self.answers and self.program.holds:
+        if message.late is not None:
+            with contextlib.suppress(Stale):
+                self._commit(message.late, {})
+        self._begin(message)
+        if message.answers != self.answers and self.program.holds:
             raise FedbilevelError("it was started again in the middle of the round, and waits for the next one.")
-        self._project(header["projections"])
-        self.held.update({header["serials"][name]: array for name, array in arrays.items() if name != "key"})
-        if any(serial not in self.held for serial in header["serials"].values()):
-            raise _Lost("what was sent before is no longer here.")
-        received = {name: self.held[serial] for name, serial in header["serials"].items()}
-        broadcast = self._with_blocks(exchange.broadcast, received, header["blocks"])
-        scope = "run" if self.program.algorithm.remembers == "run" else header["scope"]
+        self._project(message.projections)
+        self.held.update({message.serials[name]: array for name, array in arrays.items() if name != "key"})
+        if any(serial not in self.held for serial in message.serials.values()):
+            raise Lost("what was sent before is no longer here.")
+        received = {name: self.held[serial] for name, serial in message.serials.items()}
+        broadcast = self._with_blocks(exchange.broadcast, received, message.blocks)
+        scope = "run" if self.program.algorithm.remembers == "run" else message.scope
         key = jax.random.wrap_key_data(jnp.asarray(arrays["key"]))
         memory, upload = _call(
             self.program, exchange.method, self.data, jnp.asarray(self.id), key, self.memory.get(scope), broadcast
         )
         for number, part in enumerate(split_vectors(upload)[0]):
             if self.program.private(part):
-                self.blocks[f"{header['slot']}.{number}"] = part.tree
+                self.blocks[f"{message.slot}.{number}"] = part.tree
         self.memory[scope] = memory
         self.answers += 1
-        return named_leaves(without(upload, self.program.private))
+        return Done(), named_leaves(without(upload, self.program.private))
 
-    def _begin(self, header: dict[str, Any]) -> None:
+    def _begin(self, message: Run | Commit) -> None:
         """A message of another attempt: forget what was not committed."""
-        if header["attempt"] == self.attempt:
+        if message.attempt == self.attempt:
             return
         if not self.kept:
             raise FedbilevelError("it has not joined this run.")
-        self._go_back(header["committed"])
-        self.attempt, self.answers = header["attempt"], 0
+        self._go_back(message.committed)
+        self.attempt, self.answers = message.attempt, 0
         self.blocks, self.memory = dict(self.kept[-1].blocks), {"run": self.kept[-1].memory}
 
     def _go_back(self, committed: int) -> None:
@@ -222,20 +212,20 @@ class Party:
                 )
         return zero
 
-    def _commit(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    def _commit(self, message: Commit, arrays: Arrays) -> Answer:
         """The end of a round: keep what the server's state refers to, forget the rest."""
-        if self.kept and self.kept[-1].round >= header["round"]:  # it has done this
-            return {}
-        self._begin(header)
-        if header["answers"] != self.answers and self.program.holds:
-            raise _Stale("it was started again before the end of the round, and goes on with what it had kept.")
-        self._project(header["projections"])
-        blocks = {name: self._combine(terms) for name, terms in header["blocks"].items()} or self.kept[-1].blocks
-        self.kept = [*self.kept[-1:], Kept(header["round"], blocks, self.memory.get("run"))]
+        if self.kept and self.kept[-1].round >= message.round:  # it has done this
+            return Done(), {}
+        self._begin(message)
+        if message.answers != self.answers and self.program.holds:
+            raise Stale("it was started again before the end of the round, and goes on with what it had kept.")
+        self._project(message.projections)
+        blocks = {name: self._combine(terms) for name, terms in message.blocks.items()} or self.kept[-1].blocks
+        self.kept = [*self.kept[-1:], Kept(message.round, blocks, self.memory.get("run"))]
         self.attempt, self.memory, self.blocks = "", {}, {}
-        self.held = {serial: self.held[serial] for serial in header["held"] if serial in self.held}
+        self.held = {serial: self.held[serial] for serial in message.held if serial in self.held}
         self._save()
-        return {"finite": np.asarray(all_finite(self.kept[-1][1:]))}
+        return Done(), {"finite": np.asarray(all_finite(self.kept[-1][1:]))}
 
     def _save(self) -> None:
         """Write what is kept, each round into a file of its own; the oldest goes last."""
@@ -288,25 +278,17 @@ class Party:
         # The server may ask for the state before a round that went wrong.
         return next((kept for kept in reversed(self.kept) if kept.round <= round), self.kept[0])
 
-    def _evaluate(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    def _evaluate(self, message: Evaluate, arrays: Arrays) -> Answer:
         """Numbers about the current solution on rows of its own."""
         if self.evaluate is None:
-            return {}
-        numbers = self.evaluate(*self.solution(header["round"], arrays))
-        return {name: np.asarray(value, float) for name, value in numbers.items()}
+            return Done(), {}
+        numbers = self.evaluate(*self.solution(message.round, arrays))
+        return Done(), {name: np.asarray(value, float) for name, value in numbers.items()}
 
-    def _reveal(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    def _reveal(self, message: Reveal, arrays: Arrays) -> Answer:
         """Blocks and memory, for whoever runs all parties and wants to see the result."""
         if not self.reveals:
             raise FedbilevelError("what it keeps is not for others.")
-        kept = self._kept_of(header["round"])
-        blocks = {name: self._combine(terms, kept.blocks) for name, terms in header["blocks"].items()}
-        return named_leaves({"blocks": blocks, "memory": kept.memory})
-
-
-class _Lost(Exception):
-    """The client was started again, and does not hold what the server thinks it does."""
-
-
-class _Stale(Exception):
-    """The client was started again, and does not have what it answered with in this round."""
+        kept = self._kept_of(message.round)
+        blocks = {name: self._combine(terms, kept.blocks) for name, terms in message.blocks.items()}
+        return Done(), named_leaves({"blocks": blocks, "memory": kept.memory})

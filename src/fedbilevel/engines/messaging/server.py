@@ -6,11 +6,12 @@ round, so that nothing is sent twice; blocks of a private x stay where they are,
 only.
 """
 
+import dataclasses
 import itertools
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,11 +24,12 @@ from fedbilevel.engines.exchanges import Position
 from fedbilevel.engines.messaging.blocks import Blocks, is_block
 from fedbilevel.engines.messaging.clients import Counts, MessageClients, MessageCohort, Scope
 from fedbilevel.engines.messaging.party import all_finite
+from fedbilevel.engines.messaging.protocol import Commit, Evaluate, Failed, Join, Post, Reveal, Run, Transport
 from fedbilevel.engines.participation import Everyone, Participation
 from fedbilevel.engines.plan import Exchange, Plan
 from fedbilevel.engines.program import Program, round_keys, split_vectors, without
 from fedbilevel.errors import FedbilevelError, NoQuorum
-from fedbilevel.storage.arrays import decode, encode, named_leaves, rebuild
+from fedbilevel.storage.arrays import named_leaves, rebuild
 
 
 class Failure(NamedTuple):
@@ -62,16 +64,6 @@ class State(NamedTuple):
     calls: Counts
 
 
-class Transport(Protocol):
-    """How a server reaches its clients."""
-
-    def ask(self, messages: Mapping[int, bytes], kind: str) -> dict[int, bytes | str]:
-        """Send each client its message at the same time; its answer, or why there is none. Messages of one kind are
-        answered by the same program.
-        """
-        ...
-
-
 class Messaging:
     """The server of a federation. It has no data of clients, and reaches them by messages only.
 
@@ -102,34 +94,15 @@ class Messaging:
     ) -> None:
         self.served = served
         self.names = list(names) or [f"client {m}" for m in range(len(weights))]
-        self.program, self.plan, self.weights, self.transport = program, plan, weights, transport
+        self.program, self.plan, self.weights, self.post = program, plan, weights, Post(transport)
         self.server_data, self.quorum, self.run = server_data, quorum, run
         self.failures: list[Failure] = []
-        self.bytes_down = self.bytes_up = 0
         self.session = uuid.uuid4().hex[:8]  # attempts of another session are other attempts
         # Arrays that clients may hold, by their id; they are kept so that the id stays taken.
         self._serials: dict[int, tuple[str, Any]] = {}
         self._numbers = itertools.count()
         self._held: list[set[str]] = [set() for _ in weights]
-        self._late: dict[int, dict[str, Any]] = {}  # commits that did not arrive
-
-    def _ask(
-        self, messages: Mapping[int, tuple[Mapping[str, Any], Mapping[str, Any]]]
-    ) -> dict[int, tuple[dict[str, Any], dict[str, np.ndarray]]]:
-        """Send headers and arrays; answers of clients that cannot be reached are errors, too."""
-        encoded = {client: encode(*message) for client, message in messages.items()}
-        kinds = (f"{header['action']} {header.get('exchange', '')}".strip() for header, _ in messages.values())
-        answers = self.transport.ask(encoded, next(kinds, ""))
-        self.bytes_down += sum(map(len, encoded.values()))
-        self.bytes_up += sum(len(answer) for answer in answers.values() if isinstance(answer, bytes))
-        found = {}
-        for client in encoded:
-            answer = answers.get(client, "it did not answer.")
-            try:
-                found[client] = ({"error": answer}, {}) if isinstance(answer, str) else decode(answer)
-            except FedbilevelError as error:
-                found[client] = ({"error": str(error)}, {})
-        return found
+        self._late: dict[int, Commit] = {}  # commits that did not arrive
 
     def _serial(self, leaf: Any) -> str:
         if id(leaf) not in self._serials:
@@ -138,7 +111,7 @@ class Messaging:
 
     def exchange(
         self,
-        header: dict[str, Any],
+        asked_for: Run,
         exchange: Exchange,
         broadcast: Any,
         key: Key,
@@ -150,10 +123,10 @@ class Messaging:
         answers; failures are left out and noted.
         """
         round = scope.round
-        began, known, down, up = time.perf_counter(), len(self.failures), self.bytes_down, self.bytes_up
+        began, known, down, up = time.perf_counter(), len(self.failures), self.post.bytes_down, self.post.bytes_up
         shapes = without(exchange.upload, self.program.private)
         own_key = {"key": np.asarray(jax.random.key_data(key))}
-        headers: dict[int, dict[str, Any]] = {}
+        questions: dict[int, Run] = {}
         leaves: dict[int, dict[str, Any]] = {}
         asked = 0
         for position, client in enumerate(ids):
@@ -165,36 +138,35 @@ class Messaging:
             blocks = {str(n): part.terms for n, part in enumerate(split_vectors(parts)[0]) if is_block(part)}
             leaves[client] = named_leaves(without(parts, is_block))
             serials = {name: self._serial(leaf) for name, leaf in leaves[client].items()}
-            late = {"late": self._late[client]} if client in self._late else {}
-            answers = {"answers": scope.answers.get(client, 0)}
-            headers[client] = {**header, **late, **answers, "serials": serials, "blocks": blocks}
+            own = {"answers": scope.answers.get(client, 0), "late": self._late.get(client)}
+            questions[client] = dataclasses.replace(asked_for, **own, serials=serials, blocks=blocks)
 
-        def message(client: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        def question(client: int) -> tuple[Run, dict[str, Any]]:
             new = {k: a for k, a in leaves[client].items() if self._serial(a) not in self._held[client]}
-            return headers[client], {**{k: np.asarray(jnp.asarray(a)) for k, a in new.items()}, **own_key}
+            return questions[client], {**{k: np.asarray(jnp.asarray(a)) for k, a in new.items()}, **own_key}
 
-        answers = self._ask({client: message(client) for client in headers})
-        again = [client for client, (answer, _) in answers.items() if answer.get("lost")]
+        answers = self.post.ask({client: question(client) for client in questions})
+        again = [m for m, (answer, _) in answers.items() if isinstance(answer, Failed) and answer.reason == "lost"]
         for client in again:  # it was started again, and needs everything
             self._held[client].clear()
-        answers |= self._ask({client: message(client) for client in again}) if again else {}
+        answers |= self.post.ask({client: question(client) for client in again}) if again else {}
         uploads: dict[int, Any] = {}
         strange: dict[int, Any] = {}
         for client, (answer, reply) in answers.items():
             try:
-                if "error" in answer:
-                    raise FedbilevelError(answer["error"])
+                if isinstance(answer, Failed):
+                    raise FedbilevelError(answer.error)
                 upload = rebuild(shapes, reply)
-                self._held[client].update(headers[client]["serials"].values())
+                self._held[client].update(questions[client].serials.values())
                 self._late.pop(client, None)
                 (uploads if all_finite(upload) else strange)[client] = upload
             except FedbilevelError as error:
                 self._held[client].clear()  # who knows what arrived
-                self.failures.append(Failure(round, header["method"], client, str(error)))
+                self.failures.append(Failure(round, asked_for.method, client, str(error)))
         if uploads:
             for client in strange:
                 reason = "its answer holds NaN or infinite numbers."
-                self.failures.append(Failure(round, header["method"], client, reason))
+                self.failures.append(Failure(round, asked_for.method, client, reason))
         else:
             uploads = strange  # not one client's fault: the run diverges
         scope.answers |= {client: scope.answers.get(client, 0) + 1 for client in uploads}
@@ -202,13 +174,13 @@ class Messaging:
         failed = {self.names[client]: "it failed before in this round." for client in ids if client not in able}
         failed |= {self.names[failure.client]: failure.reason for failure in self.failures[known:]}
         answered = tuple(self.names[client] for client in uploads)
-        sent = (self.bytes_down - down, self.bytes_up - up)
-        self.served(Served(round, header["method"], answered, failed, *sent, time.perf_counter() - began))
+        sent = (self.post.bytes_down - down, self.post.bytes_up - up)
+        self.served(Served(round, asked_for.method, answered, failed, *sent, time.perf_counter() - began))
         if len(uploads) < max(1, self._quorum(asked)):
-            reason = self.failures[-1] if self.failures else Failure(round, header["method"], ids[0], "it is away.")
+            reason = self.failures[-1] if self.failures else Failure(round, asked_for.method, ids[0], "it is away.")
             raise NoQuorum(
                 f"round {round}: {'no client' if not uploads else f'only {len(uploads)} of {asked} clients'} "
-                f"answered '{header['method']}'; {self.names[reason.client]}: {reason.reason}"
+                f"answered '{asked_for.method}'; {self.names[reason.client]}: {reason.reason}"
             )
         return uploads
 
@@ -237,14 +209,13 @@ class Messaging:
     def _join(self, key: Key, x: Any, y: Any, committed: int | None) -> None:
         """Tell every client the start, and the last committed round if this is not the start."""
         init_key = {"key": np.asarray(jax.random.key_data(jax.random.fold_in(key, 0)))}
-        header = {"action": "join", "run": self.run, "given_x": x is not None, "given_y": y is not None}
-        header |= {} if committed is None else {"committed": committed}
+        join = Join(self.run, given_x=x is not None, given_y=y is not None, committed=committed)
         messages = {}
         for m in range(len(self.weights)):
             own = jax.tree.map(lambda a, m=m: a[m], x) if self.program.problem.private_x else x
             given = named_leaves({name: tree for name, tree in (("x", own), ("y", y)) if tree is not None})
-            messages[m] = (header, {**{k: np.asarray(v) for k, v in given.items()}, **init_key})
-        away = {m: answer["error"] for m, (answer, _) in self._ask(messages).items() if "error" in answer}
+            messages[m] = (join, {**{k: np.asarray(v) for k, v in given.items()}, **init_key})
+        away = {m: answer.error for m, (answer, _) in self.post.ask(messages).items() if isinstance(answer, Failed)}
         # At the start everybody has to be there; later those who are away fail exchanges, no more.
         if away and (committed is None or len(messages) - len(away) < self._quorum(len(messages))):
             m, reason = next(iter(away.items()))
@@ -270,24 +241,23 @@ class Messaging:
         self._serials = {k: v for k, v in self._serials.items() if k in alive and same_clients}
         kept = {serial for serial, _ in self._serials.values()}
         self._held = [held & kept for held in self._held]
-        header = {
-            "action": "commit",
-            "attempt": self.attempt(state.round),
-            "committed": state.round - 1,
-            "round": state.round,
-            "blocks": {name: part.terms for name, part in lasting.items()},
-            "projections": scope.projections,
-            "held": sorted(kept),
-        }
-        headers = {
-            m: {**header, "answers": scope.answers.get(m, 0)} for m in sorted({*ids, *scope.asked} - scope.failed)
-        }
-        answers = self._ask({m: (own, {}) for m, own in headers.items()})
-        away = {client: answer["error"] for client, (answer, _) in answers.items() if "error" in answer}
+        commit = Commit(
+            attempt=self.attempt(state.round),
+            committed=state.round - 1,
+            round=state.round,
+            answers=0,
+            blocks={name: part.terms for name, part in lasting.items()},
+            projections=scope.projections,
+            held=sorted(kept),
+        )
+        asked = sorted({*ids, *scope.asked} - scope.failed)
+        commits = {m: dataclasses.replace(commit, answers=scope.answers.get(m, 0)) for m in asked}
+        answers = self.post.ask({m: (own, {}) for m, own in commits.items()})
+        away = {m: answer for m, (answer, _) in answers.items() if isinstance(answer, Failed)}
         if away:  # it may have lost what it remembered of this round: that is for people to know
-            self._late |= {client: headers[client] for client in away if "stale" not in answers[client][0]}
-            there = tuple(self.names[client] for client in answers if client not in away)
-            failed = {self.names[client]: reason for client, reason in away.items()}
+            self._late |= {m: commits[m] for m, answer in away.items() if answer.reason != "stale"}
+            there = tuple(self.names[m] for m in answers if m not in away)
+            failed = {self.names[m]: answer.error for m, answer in away.items()}
             self.served(Served(state.round, "commit", there, failed, 0, 0, 0.0))
         finite = all(np.all(reply.get("finite", True)) for _, reply in answers.values()) and all_finite(public)
         renamed = [Blocks({f"state.{n}": 1.0}) if is_block(part) else part for n, part in enumerate(parts)]
@@ -319,12 +289,11 @@ class Messaging:
     def evaluate(self, state: State) -> dict[int, dict[str, float]]:
         """What every client that answers finds of the current solution, on rows of its own."""
         public = {k: np.asarray(leaf) for k, leaf in named_leaves(self.public(state)).items()}
-        header = {"action": "evaluate", "round": state.round}
-        answers = self._ask(dict.fromkeys(range(len(self.weights)), (header, public)))
+        answers = self.post.ask(dict.fromkeys(range(len(self.weights)), (Evaluate(state.round), public)))
         return {
             m: {name: float(value) for name, value in reply.items()}
             for m, (answer, reply) in answers.items()
-            if "error" not in answer and all(value.ndim == 0 for value in reply.values())
+            if not isinstance(answer, Failed) and all(value.ndim == 0 for value in reply.values())
         }
 
     def public(self, state: State) -> Any:
@@ -362,8 +331,8 @@ class Messaging:
             return x.tree, y.tree
         parts, structure = split_vectors(state.server)
         blocks = {str(n): part.terms for n, part in enumerate(parts) if is_block(part)}
-        header = {"action": "reveal", "blocks": blocks, "round": state.round}
-        answers = [reply for _, reply in self._ask({m: (header, {}) for m in range(len(self.weights))}).values()]
+        asked = dict.fromkeys(range(len(self.weights)), (Reveal(state.round, blocks), {}))
+        answers = [reply for _, reply in self.post.ask(asked).values()]
         stacked = {name: jnp.stack([answer[name] for answer in answers]) for name in answers[0]}
         x0, y0 = jax.eval_shape(self.program.problem.start, state.key)
         memory = jax.eval_shape(self.program.algorithm.memory, x0, y0) if remembers else None

@@ -1,0 +1,380 @@
+"""What a server and its clients say to each other: one frozen dataclass per message, one way to read, answer and ask.
+
+A message is a header of plain values (the fields of its dataclass) and named arrays, in the safetensors format, which
+cannot execute code. Both ends check a header field by field before anybody looks at it.
+"""
+
+import dataclasses
+import traceback
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from fedbilevel.errors import FedbilevelError
+from fedbilevel.storage.arrays import decode, encode
+
+Arrays = Mapping[str, Any]
+Terms = dict[str, float]
+"""A block of a private x as a combination of others: names and factors."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """Something that is sent. ``down`` and ``up`` say in words which arrays travel with it and with its answer."""
+
+    action: ClassVar[str]
+    when: ClassVar[str] = ""
+    down: ClassVar[str] = "nothing"
+    up: ClassVar[str] = "nothing"
+
+    @property
+    def kind(self) -> str:
+        """Messages of one kind are answered by the same compiled program."""
+        return self.action
+
+
+@dataclass(frozen=True)
+class Hello(Message):
+    """Which study is this? Answered with :class:`Facts`."""
+
+    action = "hello"
+    when = "once"
+    down = "the experiment, the version and a hash of the code"
+    up = "how many rows the site has, and sums over them"
+
+    run: str
+    study: str
+    copy: dict[str, str]
+    clients: int
+
+
+@dataclass(frozen=True)
+class Prepare(Message):
+    """What all sites are together. Answered with :class:`Prepared`."""
+
+    action = "prepare"
+    when = "once"
+    down = "the sums over all sites, the site's number and weight"
+    up = "a hash of everything that will be exchanged"
+
+    id: int
+    weight: float
+    clients: int
+
+
+@dataclass(frozen=True)
+class Join(Message):
+    """Set up memory and blocks, or go on with those of the last committed round."""
+
+    action = "join"
+    when = "once"
+    down = (
+        "a key for random numbers; x and y if the run starts from given ones; after a break, the last committed round"
+    )
+
+    run: str
+    given_x: bool
+    given_y: bool
+    committed: int | None = None
+    again: bool = False  # another worker was told this before, and has kept something since
+
+
+@dataclass(frozen=True)
+class Commit(Message):
+    """The end of a round: keep what the server's state refers to, forget the rest."""
+
+    action = "commit"
+    when = "at the end of a round"
+    down = "the names of what to keep"
+    up = "whether its numbers are finite"
+
+    attempt: str
+    committed: int
+    round: int
+    answers: int  # how often this client answered in this round
+    blocks: dict[str, Terms]
+    projections: dict[str, Terms]
+    held: list[str]
+
+
+@dataclass(frozen=True)
+class Run(Message):
+    """One exchange: run a method on the client's own data."""
+
+    action = "run"
+    when = "for each exchange"
+    down = (
+        "a key, and those arrays of the broadcast that this client does not hold already; for a private x, names and "
+        "factors of its own blocks"
+    )
+    up = "the arrays of the reply"
+
+    exchange: str
+    method: str
+    slot: str
+    scope: str
+    attempt: str
+    committed: int
+    answers: int
+    projections: dict[str, Terms]
+    blocks: dict[str, Terms]
+    serials: dict[str, str]
+    late: Commit | None = None  # a commit that did not arrive
+
+    @property
+    def kind(self) -> str:
+        return f"run {self.exchange}"
+
+
+@dataclass(frozen=True)
+class Evaluate(Message):
+    """How good is the current solution on the client's own rows?"""
+
+    action = "evaluate"
+    when = "at evaluations"
+    down = "the current x and y"
+    up = "the site's metrics"
+
+    round: int
+
+
+@dataclass(frozen=True)
+class Reveal(Message):
+    """Show blocks and memory: only where one person runs all parties."""
+
+    action = "reveal"
+    when = "never between real parties"
+    up = "private blocks and memory; a site refuses"
+
+    round: int
+    blocks: dict[str, Terms]
+
+
+@dataclass(frozen=True)
+class Finish(Message):
+    """The end of a run: the site keeps the result."""
+
+    action = "finish"
+    when = "once"
+    down = "the result"
+
+    round: int
+
+
+@dataclass(frozen=True)
+class Echo(Message):
+    """How fast is the way?"""
+
+    action = "echo"
+    when = "only to measure the network"
+    down = "random numbers"
+    up = "the same numbers"
+
+
+@dataclass(frozen=True)
+class Done(Message):
+    """An answer: it is done, and here are the arrays."""
+
+    action = "done"
+
+
+@dataclass(frozen=True)
+class Facts(Message):
+    """The answer to :class:`Hello`."""
+
+    action = "facts"
+
+    rows: int
+
+
+@dataclass(frozen=True)
+class Prepared(Message):
+    """The answer to :class:`Prepare`: a hash of everything that will be exchanged."""
+
+    action = "prepared"
+
+    plan: str
+
+
+@dataclass(frozen=True)
+class Failed(Message):
+    """An answer, too: what went wrong. "lost": the client was started again and does not hold what the server thinks it
+    does; "stale": it no longer has what it answered with in this round.
+    """
+
+    action = "failed"
+
+    error: str
+    reason: Literal["failed", "lost", "stale"] = "failed"
+
+
+QUESTIONS = (Hello, Prepare, Join, Run, Commit, Evaluate, Reveal, Finish, Echo)
+ANSWERS = (Done, Facts, Prepared, Failed)
+_BY_ACTION: dict[str, type[Message]] = {kind.action: kind for kind in (*QUESTIONS, *ANSWERS)}
+
+
+def pack(message: Message, arrays: Arrays) -> bytes:
+    """A message and its arrays as bytes."""
+    fields = {name: value for name, value in dataclasses.asdict(message).items() if value is not None}
+    return encode({"action": message.action, **fields}, arrays)
+
+
+def unpack(data: bytes) -> tuple[Message, dict[str, np.ndarray]]:
+    """A message and its arrays; refuses what is not one."""
+    header, arrays = decode(data)
+    kind = _BY_ACTION.get(str(header.pop("action", "")))
+    if kind is None:
+        raise FedbilevelError("this message asks for something that does not exist.")
+    return _checked(kind, header), arrays
+
+
+def _checked(kind: type[Message], header: Mapping[str, Any]) -> Message:
+    """A header as its dataclass, every field of the right type."""
+    hints = _hints(kind)
+    fields = dataclasses.fields(kind)
+    missing = [f.name for f in fields if f.name not in header and f.default is dataclasses.MISSING]
+    strange = [name for name in header if name not in hints]
+    if missing or strange:
+        raise FedbilevelError(f"the message '{kind.action}' lacks {missing} or has {strange}, which it should not.")
+    values = {name: _value(f"{kind.action}.{name}", value, hints[name]) for name, value in header.items()}
+    return kind(**values)
+
+
+@cache
+def _hints(kind: type[Message]) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {f.name: hints[f.name] for f in dataclasses.fields(kind)}
+
+
+def _value(name: str, value: Any, hint: Any) -> Any:
+    """A plain value as its type hint says; refuses others."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is dict and isinstance(value, dict):
+        return {key: _value(name, entry, arguments[1]) for key, entry in value.items()}
+    if origin is list and isinstance(value, list):
+        return [_value(name, entry, arguments[0]) for entry in value]
+    if origin is types.UnionType:
+        return None if value is None else _value(name, value, arguments[0])
+    if origin is Literal and value in arguments:
+        return value
+    if dataclasses.is_dataclass(hint) and isinstance(value, dict):
+        return _checked(hint, value)  # pyright: ignore[reportArgumentType]
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(hint, type) and isinstance(value, hint) and isinstance(value, bool) == (hint is bool):
+        return value
+    raise FedbilevelError(f"'{name}' of a message is not what it should be.")
+
+
+# The client's end.
+
+Handler = Callable[[Any, dict[str, np.ndarray]], tuple[Message, Arrays]]
+
+
+class Lost(Exception):
+    """The client was started again, and does not hold what the server thinks it does."""
+
+
+class Stale(Exception):
+    """The client was started again, and does not have what it answered with in this round."""
+
+
+class Private(Exception):
+    """What is wrong with rows of the client: for its own people, not for the server."""
+
+
+class Handled(NamedTuple):
+    """A message and its answer; ``problem`` is what went wrong, as only the client may know it."""
+
+    message: Message | None
+    answer: Message
+    arrays: Arrays = types.MappingProxyType({})
+    problem: str = ""
+
+
+def handle(data: bytes, handlers: Mapping[type[Message], Handler], open_book: bool = False) -> Handled:
+    """Answer a message: read it, find who answers it, and turn whatever goes wrong into an answer.
+
+    What an unexpected error says may be about rows, so that only its type leaves, and the client's own log has the
+    rest; unless the client is an ``open_book``, whose data are nobody's.
+    """
+    message = None
+    try:
+        message, arrays = unpack(data)
+        if type(message) not in handlers:
+            raise FedbilevelError(f"'{message.action}' is not answered here, or not now.")
+        answer, reply = handlers[type(message)](message, arrays)
+        return Handled(message, answer, {name: np.asarray(array) for name, array in reply.items()})
+    except Lost as error:
+        return _failed(message, str(error), "lost")
+    except Stale as error:
+        return _failed(message, str(error), "stale")
+    except FedbilevelError as error:
+        return _failed(message, str(error))
+    except Private as error:
+        answer = Failed("its data do not fit the experiment; its own log says where.")
+        return Handled(message, answer, problem=str(error))
+    except Exception as error:  # a client must answer, whatever its code or data do
+        said = f"{type(error).__name__}: {error}"
+        if open_book:
+            return _failed(message, said)
+        traceback.print_exc()
+        return Handled(message, Failed(f"{type(error).__name__}; its own log says more."), problem=said)
+
+
+def _failed(message: Message | None, error: str, reason: Literal["failed", "lost", "stale"] = "failed") -> Handled:
+    return Handled(message, Failed(error, reason), problem=error)
+
+
+# The server's end.
+
+
+class Transport(Protocol):
+    """How a server reaches its clients."""
+
+    def ask(self, messages: Mapping[int, bytes], kind: str) -> dict[int, bytes | str]:
+        """Send each client its message at the same time; its answer, or why there is none. Messages of one kind are
+        answered by the same program.
+        """
+        ...
+
+
+@dataclass
+class Post:
+    """Sends messages of one kind to clients and reads their answers. Whatever goes wrong is a :class:`Failed`."""
+
+    transport: Transport
+    bytes_down: int = 0
+    bytes_up: int = 0
+    absent: set[int] = field(default_factory=set)  # who gave no answer at all to the last question
+
+    def ask(self, messages: Mapping[int, tuple[Message, Arrays]]) -> dict[int, tuple[Message, dict[str, np.ndarray]]]:
+        """An answer of every client that was asked."""
+        packed = {client: pack(*message) for client, message in messages.items()}
+        kind = next((message.kind for message, _ in messages.values()), "")
+        answers = self.transport.ask(packed, kind)
+        self.bytes_down += sum(map(len, packed.values()))
+        self.bytes_up += sum(len(answer) for answer in answers.values() if isinstance(answer, bytes))
+        self.absent = {client for client in packed if not isinstance(answers.get(client), bytes)}
+        return {client: _read(answers.get(client, "it did not answer.")) for client in packed}
+
+
+def _read(answer: bytes | str) -> tuple[Message, dict[str, np.ndarray]]:
+    try:
+        message, arrays = (Failed(answer), {}) if isinstance(answer, str) else unpack(answer)
+        if not isinstance(message, ANSWERS):
+            raise FedbilevelError("it answered with a question.")
+        return message, arrays
+    except FedbilevelError as error:
+        return Failed(str(error)), {}
+
+
+def table() -> str:
+    """All questions and what travels with them, as the table of docs/federation.md."""
+    rows = [f"| {kind.action}, {kind.when} | {kind.down} | {kind.up} |" for kind in QUESTIONS]
+    return "\n".join(["| message | down | up |", "|---|---|---|", *rows])
