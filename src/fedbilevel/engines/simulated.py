@@ -169,7 +169,7 @@ class SimulatedClients(ProgramClients):
         return self._view(self.next_key(), self.position, self.weights, memory, entries)
 
     def weighted(self, weights: jax.Array) -> "Clients":
-        return self._view(self.next_key(), self.position, weights, self.memory, self.entries)
+        return self._view(self.next_key(), self.position, jnp.asarray(weights), self.memory, self.entries)
 
     def project_x(self, x: Vector) -> Vector:
         return self.program.problem.nearest(x)
