@@ -1,4 +1,4 @@
-"""Docstrings as Markdown: what they have of reStructuredText, and what a hyper-parameter knows about itself."""
+"""Docstrings as Markdown: converts their reStructuredText, and adds the help of every hyper-parameter."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ STAR = re.compile(r"(?<![\w*])(\w(?:_\w)?|theta)\*(?![\w*])")  # y* is a name, *
 
 
 class Docstrings(griffe.Extension):
-    """Changes docstrings on their way from the source to the pages."""
+    """Rewrites docstrings between the source and the pages."""
 
     def on_instance(self, *, node: Any, obj: Any, agent: Any, **_: Any) -> None:
         """Rewrite one docstring."""
@@ -19,24 +19,24 @@ class Docstrings(griffe.Extension):
             obj.docstring.value = markdown(obj.docstring.value)
 
     def on_attribute_instance(self, *, node: Any, attr: griffe.Attribute, agent: Any, **_: Any) -> None:
-        """Take ``parameter(default, help, ...)`` apart: signatures show the default."""
+        """Split ``parameter(default, help, ...)``: signatures show the default."""
         value = attr.value
         if isinstance(value, griffe.ExprCall) and str(value.function) == "parameter":
             attr.value, help_text = value.arguments[0], value.arguments[1]
             attr.extra["fedbilevel"] = {"help": ast.literal_eval(str(help_text))}
 
     def on_package(self, *, pkg: griffe.Module, loader: Any, **_: Any) -> None:
-        """Add its hyper-parameters, also those that it inherits, to the docstring of every algorithm."""
+        """Add the hyper-parameters of every algorithm, inherited ones included, to its docstring."""
         for module in pkg["algorithms"].modules.values():
             for kind in module.classes.values():
-                known = {name: member.extra.get("fedbilevel") for name, member in kind.all_members.items()}
-                helps = [f"    {name}: {texts['help']}." for name, texts in known.items() if texts]
+                extras = {name: member.extra.get("fedbilevel") for name, member in kind.all_members.items()}
+                helps = [f"    {name}: {extra['help']}." for name, extra in extras.items() if extra]
                 if helps:
                     kind.docstring.value += "\n\nArgs:\n" + "\n".join(helps)
 
 
 def markdown(text: str) -> str:
-    """The same text without reStructuredText.
+    """Convert the reStructuredText of a docstring to Markdown.
 
     >>> print(markdown("As in :class:`Stopped`, y* is::"))
     As in `Stopped`, y\\* is:
@@ -52,14 +52,14 @@ def _paragraph(text: str) -> str:
         return text  # code
     text = re.sub(r":\w+:`([^`]+)`", r"`\1`", text)
     text = re.sub(r"::$", ":", text)
-    # Outside of code only.
+    # Only outside code.
     return "".join(
         part if part.startswith("`") else STAR.sub(r"\1\\*", part) for part in re.split(r"(`+[^`]*`+)", text)
     )
 
 
 def _tables(text: str) -> str:
-    """Simple tables, whose columns begin where the rulers of equality signs do."""
+    """Convert simple tables, whose columns start where the rulers of equality signs start."""
     lines, done = text.splitlines(), []
     while lines:
         if not RULER.fullmatch(lines[0].strip()):

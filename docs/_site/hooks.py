@@ -1,4 +1,4 @@
-"""What the build of the documentation adds to the pages: formulas, the command line, the tutorial, reproductions."""
+"""What the build adds to the pages: formulas, the command line, the tutorial, the reproduction pages."""
 
 import html
 import re
@@ -18,9 +18,7 @@ FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>',
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages that are not in docs/: the tutorial, with the outputs that are stored in the notebook, and what
-    ``fedbilevel reproduce`` has written.
-    """
+    """Add the pages that are not in docs/: the tutorial with its stored outputs, and those of ``fedbilevel reproduce``."""
     notebook = nbformat.read(ROOT / "examples" / "tutorial.ipynb", as_version=4)
     text, resources = MarkdownExporter().from_notebook_node(notebook, {"output_files_dir": "tutorial"})
     text = text.replace("](../docs/", "](")
@@ -34,20 +32,20 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Put in what the command line says of itself; links into other folders lead to the pages of the site."""
+    """Insert the help of the command line, and point links into other folders at the pages of the site."""
     markdown = markdown.replace("](../reproduction/", "](reproduction/")
     return markdown.replace(COMMANDS, commands()) if COMMANDS in markdown else markdown
 
 
 def commands() -> str:
-    """All commands and their options, as Markdown."""
+    """Every command with its options, as Markdown."""
     ask = [sys.executable, "-m", "typer", "fedbilevel.cli", "utils", "docs", "--name", "fedbilevel"]
     text = subprocess.run(ask, check=True, capture_output=True, text=True).stdout
-    return text[text.index("\n## ") :]  # without the title, which the page has
+    return text[text.index("\n## ") :]  # without the title: the page has its own
 
 
 def on_page_content(content: str, **_: Any) -> str:
-    """Formulas as MathML, which browsers show without any script."""
+    """Convert formulas to MathML, which browsers show without a script."""
 
     def formula(match: re.Match[str]) -> str:
         inside = match[1] == "span"
