@@ -18,7 +18,7 @@ FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>',
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages that are not in docs/: the tutorial with its stored outputs, and those of ``fedbilevel reproduce``."""
+    """Add the pages from outside docs/: the tutorial with its stored outputs, and those of ``fedbilevel reproduce``."""
     notebook = nbformat.read(ROOT / "examples" / "tutorial.ipynb", as_version=4)
     text, resources = MarkdownExporter().from_notebook_node(notebook, {"output_files_dir": "tutorial"})
     text = text.replace("](../docs/", "](")

@@ -1,4 +1,4 @@
-"""What the README says, done."""
+"""The README and the overviews that it links to: what they say is true."""
 
 import re
 import subprocess
@@ -10,7 +10,10 @@ import pytest
 import fedbilevel as fb
 from fedbilevel.cli.main import app
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+OVERVIEW = (ROOT / "docs" / "command-line.md").read_text()
+CHOOSING = (ROOT / "docs" / "choosing.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
@@ -26,10 +29,9 @@ def test_the_two_commands_are_there() -> None:
     assert "pip install '.[test]' && pytest " in README
 
 
-def test_every_command_of_the_readme_exists() -> None:
-    commands = set(
-        re.findall(r"fedbilevel (\w+)", "\n".join(line for line in README.splitlines() if line.startswith("    ")))
-    )
+def test_every_command_of_the_readme_and_of_the_overview_exists() -> None:
+    lines = (README + OVERVIEW).splitlines()
+    commands = set(re.findall(r"fedbilevel (\w+)", "\n".join(line for line in lines if line.startswith("    "))))
     assert commands <= {group.name for group in app.registered_groups} | {
         command.name or command.callback.__name__ for command in app.registered_commands if command.callback
     }
@@ -37,7 +39,9 @@ def test_every_command_of_the_readme_exists() -> None:
 
 
 def test_the_table_of_algorithms_is_true() -> None:
-    here = {
-        name for line in README.splitlines() if line.endswith("| here |") for name in re.findall(r"`([\w-]+)`", line)
-    }
-    assert here == set(fb.ALGORITHMS)
+    names = [line.split("|")[1] for line in CHOOSING.splitlines() if line.startswith("| `")]
+    assert {name for cell in names for name in re.findall(r"`([\w-]+)`", cell)} == set(fb.ALGORITHMS)
+
+
+def test_the_readme_fits_on_one_screen() -> None:
+    assert len(README.splitlines()) <= 100

@@ -19,8 +19,8 @@ def test_the_page_of_a_task(name: str) -> None:
     assert (PAGES / f"{name}.png").stat().st_size < 300_000
     missing = [option for option in inspect.signature(TASKS[name]).parameters if option not in page]
     assert not missing
-    readme = (PAGES.parents[1] / "README.md").read_text()
-    assert f"docs/tasks/{name}.md" in readme
+    assert f"[`{name}`]({name}.md)" in (PAGES / "index.md").read_text()
+    assert "(docs/tasks/index.md)" in (PAGES.parents[1] / "README.md").read_text()
 
 
 def test_every_task_explains_itself() -> None:
