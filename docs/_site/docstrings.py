@@ -26,11 +26,11 @@ class Docstrings(griffe.Extension):
             attr.extra["fedbilevel"] = {"help": ast.literal_eval(str(help_text))}
 
     def on_package(self, *, pkg: griffe.Module, loader: Any, **_: Any) -> None:
-        """Add the hyper-parameters of every algorithm, inherited ones included, to its docstring."""
+        """Add its hyper-parameters, also those that it inherits, to the docstring of every algorithm."""
         for module in pkg["algorithms"].modules.values():
             for kind in module.classes.values():
-                extras = {name: member.extra.get("fedbilevel") for name, member in kind.all_members.items()}
-                helps = [f"    {name}: {extra['help']}." for name, extra in extras.items() if extra]
+                known = {name: member.extra.get("fedbilevel") for name, member in kind.all_members.items()}
+                helps = [f"    {name}: {texts['help']}." for name, texts in known.items() if texts]
                 if helps:
                     kind.docstring.value += "\n\nArgs:\n" + "\n".join(helps)
 
