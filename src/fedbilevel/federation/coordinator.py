@@ -73,6 +73,7 @@ class Coordinator:
         self.revoked: set[str] = set()
         self.seen: list[str] = []
         self.waiting_since = self.next_look = 0.0
+        self.reported: set[str] = set()  # what went wrong and has been said
 
     def serve(self) -> None:
         """Until Ctrl-C or SIGTERM."""
@@ -106,10 +107,19 @@ class Coordinator:
             self._supervise()
         except FedbilevelError:
             raise
-        except Exception as error:  # FLARE's server may be starting, or gone: look again
-            logging.getLogger(__name__).info("%s: %s", time.ctime(), error)
+        except Exception as error:  # look again: a coordinator serves for weeks
+            self._report(error)
             self._close()
         self._note()
+
+    def _report(self, error: Exception) -> None:
+        """FLARE's server may be starting, or gone: that is for the log. Anything else is for people, too, once."""
+        expected = isinstance(error, OSError) or type(error).__module__.startswith("nvflare")
+        logging.getLogger(__name__).warning("%s: %s", time.ctime(), error, exc_info=None if expected else error)
+        problem = f"{type(error).__name__}: {error}"
+        if not expected and problem not in self.reported:
+            self.reported.add(problem)
+            self.say(f"something went wrong ({problem}); coordinator.log has the traceback. Trying again.")
 
     def _note(self) -> None:
         seen = {"pid": os.getpid(), "server": self.server.pid, "connected": self.seen, "time": time.time()}

@@ -1,0 +1,117 @@
+"""Messages: what goes in comes out, and what is not a message is refused with a sentence before anybody looks at it."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedbilevel as fb
+from fedbilevel.engines.messaging import protocol
+from fedbilevel.engines.messaging.protocol import ANSWERS, QUESTIONS, Commit, Done, Failed, Post, Run, pack, unpack
+from fedbilevel.storage.arrays import encode
+
+TERMS = {"0": {"state.0": 1.0, "3.1.0": -0.5}}
+COMMIT = Commit("a.3", 2, 3, 1, TERMS, {}, ["4", "7"])
+EXAMPLES: list[protocol.Message] = [
+    protocol.Hello("r", "text", {"jax": "1"}, 3),
+    protocol.Prepare(1, 0.25, 3),
+    protocol.Join("r", given_x=False, given_y=True, committed=4),
+    COMMIT,
+    Run("round.1.0", "descend", "3.1", "round", "a.3", 2, 1, {}, TERMS, {"0.tree": "5"}, late=COMMIT),
+    protocol.Evaluate(3),
+    protocol.Reveal(3, TERMS),
+    protocol.Finish(9),
+    protocol.Echo(),
+    Done(),
+    protocol.Facts(20),
+    protocol.Prepared("hash"),
+    Failed("why", "stale"),
+]
+
+
+def test_every_message_has_an_example() -> None:
+    assert {type(message) for message in EXAMPLES} == {*QUESTIONS, *ANSWERS}
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: message.action)
+def test_messages_come_out_as_they_went_in(message: protocol.Message) -> None:
+    read, arrays = unpack(pack(message, {"a": np.arange(3.0)}))
+    assert read == message
+    assert arrays["a"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: message.action)
+def test_every_field_is_checked(message: protocol.Message) -> None:
+    header = {"action": message.action, **dataclasses.asdict(message)}
+    for field in dataclasses.fields(message):
+        for wrong in ([["x"]], {"x": {"y": "z"}}, "1" if field.type is float else 1.5):
+            with pytest.raises(fb.FedbilevelError, match=r"of a message is not what it should be|lacks"):
+                unpack(encode({**header, field.name: wrong}, {}))
+        if field.default is dataclasses.MISSING:
+            with pytest.raises(fb.FedbilevelError, match="lacks"):
+                unpack(encode({name: value for name, value in header.items() if name != field.name}, {}))
+    with pytest.raises(fb.FedbilevelError, match="should not"):
+        unpack(encode({**header, "strange": 1}, {}))
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.sampled_from([kind.action for kind in (*QUESTIONS, *ANSWERS)]), st.dictionaries(st.text(max_size=8), PLAIN))
+def test_junk_is_a_sentence(action: str, fields: dict[str, Any]) -> None:
+    handled = protocol.handle(encode({**fields, "action": action}, {}), {})
+    assert isinstance(handled.answer, Failed)
+    assert "\n" not in handled.answer.error
+    assert handled.message is None or {f.name for f in dataclasses.fields(handled.message)} >= set(fields) - {"action"}
+
+
+@given(st.binary(max_size=64))
+def test_bytes_that_are_no_message(data: bytes) -> None:
+    handled = protocol.handle(data, {})
+    assert isinstance(handled.answer, Failed)
+    assert handled.message is None
+
+
+def test_an_unexpected_error_tells_its_type_only(capsys: pytest.CaptureFixture[str]) -> None:
+    """What it says may be about rows: it is for the client's own log."""
+
+    def fails(message: Any, arrays: Any) -> Any:
+        raise ValueError("the patient called Smith")
+
+    handled = protocol.handle(pack(protocol.Echo(), {}), {protocol.Echo: fails})
+    assert handled.answer == Failed("ValueError; its own log says more.")
+    assert "Smith" in handled.problem
+    assert "Smith" in capsys.readouterr().err
+    open_book = protocol.handle(pack(protocol.Echo(), {}), {protocol.Echo: fails}, open_book=True)
+    assert "Smith" in open_book.answer.error  # pyright: ignore
+
+
+class Broken:
+    """Answers of all kinds that are none."""
+
+    def ask(self, messages: Any, kind: str) -> Any:
+        return {0: b"nonsense", 1: "it is away.", 2: pack(protocol.Echo(), {}), 3: pack(Done(), {})}
+
+
+def test_what_is_no_answer_is_a_failure_of_that_client_alone() -> None:
+    post = Post(Broken())
+    answers = post.ask(dict.fromkeys(range(5), (protocol.Evaluate(1), {})))
+    assert [type(answer) for answer, _ in answers.values()] == [Failed, Failed, Failed, Done, Failed]
+    assert answers[1][0] == Failed("it is away.")
+    assert "question" in answers[2][0].error  # pyright: ignore
+    assert post.absent == {1, 4}
+    assert post.bytes_down > 0
+
+
+def test_the_table_of_messages_in_the_documentation() -> None:
+    """Make it with: python -c "from fedbilevel.engines.messaging import protocol; print(protocol.table())"."""
+    page = (Path(__file__).parents[2] / "docs" / "federation.md").read_text()
+    assert protocol.table() in page
