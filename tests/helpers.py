@@ -159,7 +159,7 @@ def sample_weights(clients: int = 5, samples: int = 6, private: bool = True) -> 
 
 def here(*arguments: str, cwd: Path) -> tuple[int, str]:
     """The command line in this process, which is faster: its exit code, and what it says of errors."""
-    from fedbilevel.cli.main import main
+    from fedbilevel.cli import main
 
     argv, folder, show, said = sys.argv, Path.cwd(), warnings.showwarning, io.StringIO()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -1,5 +1,5 @@
 """``python -m fedbilevel``."""
 
-from fedbilevel.cli.main import main
+from fedbilevel.cli import main
 
 main()

@@ -135,7 +135,7 @@ def test_an_interrupted_run_saves_what_it_had(tmp_path: Path) -> None:
         process.kill()
     assert process.returncode == 130
     assert "interrupted" in errors
-    assert "Go on with: fedbilevel resume here" in errors
+    assert "Continue with: fedbilevel resume here" in errors
     assert (tmp_path / "here" / "solution.safetensors").exists()
     assert json.loads((tmp_path / "here" / "run.json").read_text())["status"] == "interrupted"
     assert "Traceback" not in errors

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
-from fedbilevel.cli.main import app
+from fedbilevel.cli import app
 from fedbilevel.diagnostics import DIAGNOSTICS
 
 ROOT = Path(__file__).parents[2]

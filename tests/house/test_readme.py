@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import fedbilevel as fb
-from fedbilevel.cli.main import app
+from fedbilevel.cli import app
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -20,7 +20,7 @@ from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
 import fedbilevel as fb
-from fedbilevel.cli import main as cli
+from fedbilevel import cli
 from fedbilevel.report import figures, page, watch
 from fedbilevel.report.page import series as grouping
 from fedbilevel.runs.experiment import plain_json

@@ -597,7 +597,7 @@ def test_judging_again_writes_the_page_beside_the_curves(tmp_path: Path) -> None
     assert not (tmp_path / "runs").exists()
     wrong = fedbilevel("reproduce", "primaldual-fig1", "--judge", "--quick", "--to", ".", cwd=tmp_path)
     assert wrong.returncode == 2
-    assert "--judge and --quick do not go together" in wrong.stderr
+    assert "--judge and --quick cannot be combined" in wrong.stderr
     missing = fedbilevel("reproduce", "primaldual-fig2", "--judge", "--to", ".", cwd=tmp_path)
     assert missing.returncode == 2
     assert "does not hold the curves of primaldual-fig2" in missing.stderr

@@ -168,7 +168,7 @@ def test_an_interrupted_comparison_says_how_to_go_on(tmp_path: Path) -> None:
         for number in (process.pid, *members) if process.poll() is None else ():
             os.kill(number, signal.SIGKILL)
     assert process.returncode == 130
-    assert errors == "fedbilevel: interrupted. Go on with: fedbilevel resume here\n"
+    assert errors == "fedbilevel: interrupted. Continue with: fedbilevel resume here\n"
     for name, member in zip(("fedbio", "simfbo"), members, strict=True):
         (run,) = runs(tmp_path / "here" / f"{name}-seed0")
         assert run.status == "interrupted"

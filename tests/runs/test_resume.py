@@ -93,7 +93,7 @@ def _break_often(whole: Path, folder: Path, times: int, luck: random.Random) -> 
         assert code in (-signal.SIGKILL, 130, 143, -signal.SIGINT, -signal.SIGTERM, 1), errors
         assert code != 1 or "KeyboardInterrupt" in errors, errors
         if code in (130, 143) and (run / records.CONFIG).exists():
-            assert "fedbilevel: interrupted. Go on with: fedbilevel resume run" in errors
+            assert "fedbilevel: interrupted. Continue with: fedbilevel resume run" in errors
             assert "Traceback" not in errors
         if not (run / records.CONFIG).exists():  # nothing was written yet
             process = _start([*RUN, *OFTEN, "--out", "run"], folder)

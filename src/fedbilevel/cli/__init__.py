@@ -3,6 +3,6 @@
 Imports everything; nothing imports it.
 """
 
-from fedbilevel.cli.main import app, main
+from fedbilevel.cli.commands import app, main
 
 __all__ = ["app", "main"]

@@ -135,7 +135,7 @@ def run(
     try:
         grid.run(groups, progress, jobs)
     except KeyboardInterrupt as interrupt:
-        interrupt.saved = f"Go on with: fedbilevel resume {folder}"  # pyright: ignore[reportAttributeAccessIssue]
+        interrupt.saved = f"Continue with: fedbilevel resume {folder}"  # pyright: ignore[reportAttributeAccessIssue]
         raise
     members = [Member(runs(place.folder)[0], name, seed) for name, seed, place in places]
     if not any(member.done for member in members):

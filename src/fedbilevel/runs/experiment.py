@@ -386,7 +386,7 @@ def _run_alone(built: Built, folder: Path, progress: Progress | None) -> Finishe
                 save_solution(stopped.result, folder)
             saved = f"The records so far are in {folder}."
             if interrupted and experiment.engine == "simulation":
-                saved = f"Go on with: fedbilevel resume {folder}"
+                saved = f"Continue with: fedbilevel resume {folder}"
             error.saved = saved  # pyright: ignore[reportAttributeAccessIssue]
         raise
 

@@ -1,0 +1,121 @@
+"""``algorithms``, ``tasks``, ``plan``: what there is, and what it costs."""
+
+import inspect
+import json
+from dataclasses import fields
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.table import Table
+
+from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.cli.options import ClientCount, Sample, Set, console, first_line, settings_of
+from fedbilevel.engines.participation import participation
+from fedbilevel.engines.plan import Exchange, Plan, plan, shared_accounting
+from fedbilevel.report import catalogue
+from fedbilevel.runs import experiment as experiments
+from fedbilevel.tasks import TASKS
+
+
+def algorithms(
+    name: Annotated[str | None, typer.Argument(help="Explain this algorithm and its hyper-parameters.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the text of docs/algorithms.md.")] = False,
+) -> None:
+    """List the algorithms, or explain one."""
+    if markdown:
+        print(catalogue.markdown(), end="")
+        return
+    if name is None:
+        table = Table("algorithm", "what it does", "hyper-parameters")
+        for name, kind in ALGORITHMS.items():
+            table.add_row(name, first_line(kind), ", ".join(f.name for f in fields(kind)))
+        console.print(table)
+        return
+    kind = ALGORITHMS[name]
+    console.print(inspect.getdoc(kind), highlight=False, markup=False)
+    table = Table("hyper-parameter", "default", "meaning")
+    for f in fields(kind):
+        table.add_row(f.name, str(f.default), f.metadata["help"])
+    console.print(table)
+
+
+def tasks(name: Annotated[str | None, typer.Argument(help="Explain this task and its options.")] = None) -> None:
+    """List the tasks, or explain one."""
+    if name is not None:
+        console.print(inspect.getdoc(inspect.getmodule(TASKS[name])), highlight=False, markup=False)
+        console.print("\n" + (inspect.getdoc(TASKS[name]) or ""), highlight=False, markup=False)
+        return
+    table = Table("task", "what it is", "options (defaults)")
+    for name, make in TASKS.items():
+        table.add_row(
+            name,
+            first_line(make),
+            ", ".join(f"{k}={p.default}" for k, p in inspect.signature(make).parameters.items()),
+        )
+    console.print(table)
+
+
+def show_plan(
+    algorithm: Annotated[str, typer.Argument(help="Name of an algorithm.")],
+    task: Annotated[str, typer.Option(help="Name of a task.")] = "data-cleaning",
+    clients: ClientCount = None,
+    sample: Sample = None,
+    set_: Set = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show what a round costs each client: exchanges, floats, oracle calls. Found by tracing; nothing is run."""
+    experiment = experiments.Experiment(task, algorithm, sample=sample).changed(settings_of(set_, clients))
+    experiment, made, chosen, _ = experiment.build()
+    cohort = participation(experiment.participation(), len(made.clients))
+    cost = plan(made, chosen, cohort)
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "exchanges": cost.exchanges,
+                    "down": cost.down,
+                    "up": cost.up,
+                    "p": cost.p,
+                    "d": cost.d,
+                    **cost.oracles,
+                }
+            )
+        )
+        return
+    shared = shared_accounting(made, chosen, cohort) if made.problem.private_x else None
+    _show_plan(cost, shared, f"{type(chosen).__name__} on {task}, per participating client and round")
+
+
+def _show_plan(cost: Plan, shared: tuple[int, int] | None, title: str) -> None:
+    oracles = ("Gf", "Gg", "J", "H")
+    table = Table("exchange", *(("floats down", "floats up")), *oracles, title=title, title_justify="left")
+    for e in cost.round:
+        for at in (at for at in np.ndindex(e.down.shape) if None in e.loops or e.times()[at]):
+            counts = [str(e.oracles[oracle]) for oracle in oracles]
+            table.add_row(e.method + _often(e, at), f"{e.down[at]:,}", f"{e.up:,}", *counts)
+    table.add_section()
+    table.add_row(
+        f"{cost.exchanges} exchange(s)", f"{cost.down:,}", f"{cost.up:,}", *(str(cost.oracles[o]) for o in oracles)
+    )
+    console.print(table)
+    console.print(
+        f"p = {cost.p:,} (upper variable{', one block' if shared else ''}), d = {cost.d:,} (lower variable)",
+        highlight=False,
+    )
+    if shared is not None:
+        console.print(
+            f"x is private and never sent. If all blocks were sent: {shared[0]:,} floats down, {shared[1]:,} up.",
+            highlight=False,
+        )
+    console.print(
+        "Gf, Gg: gradients of the upper and lower loss; J: cross products; H: Hessian products.", highlight=False
+    )
+
+
+def _often(exchange: Exchange, at: tuple[int, ...]) -> str:
+    """How often an exchange is made in these iterations of the loops around it: the first ones, or later ones."""
+    if None in exchange.loops:
+        return " x (N - 1)" if at[-1] else " (first of N)"
+    times = int(exchange.times()[at])
+    return "" if times == 1 else f" x {times}"

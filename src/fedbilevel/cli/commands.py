@@ -1,0 +1,49 @@
+"""All commands, and what becomes of their errors."""
+
+import sys
+import warnings
+from typing import Any
+
+import typer
+
+from fedbilevel.cli.catalogue import algorithms, show_plan, tasks
+from fedbilevel.cli.compare import compare
+from fedbilevel.cli.report import watch, write_report
+from fedbilevel.cli.reproduce import reproduce
+from fedbilevel.cli.run import init, resume, run
+from fedbilevel.cli.tune import tune
+from fedbilevel.errors import FedbilevelError, FedbilevelWarning
+from fedbilevel.federation.cli import app as federation
+from fedbilevel.runs import interrupts
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Federated bilevel optimization."
+)
+for command in (run, resume, init, compare, write_report, watch, tune, reproduce, algorithms, tasks, show_plan):
+    app.command(command.__name__.removeprefix("write_").removeprefix("show_"))(command)
+app.add_typer(federation, name="federation")
+
+
+def main() -> None:
+    """Run the command line. An error that the user can fix is one sentence on stderr and exit code 2."""
+    interrupts.listen()
+    usual = warnings.showwarning
+
+    def show(message: Any, category: type[Warning], *rest: Any) -> None:
+        if issubclass(category, FedbilevelWarning):
+            print(f"fedbilevel: {message}", file=sys.stderr)
+        else:
+            usual(message, category, *rest)
+
+    warnings.showwarning = show
+    try:
+        code = app(standalone_mode=False)
+    except FedbilevelError as error:
+        print(f"fedbilevel: {error} {getattr(error, 'saved', '')}".strip(), file=sys.stderr)
+        code = 2
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # what typer says of wrong arguments has one
+            raise
+        print(f"fedbilevel: {error.format_message()} Try 'fedbilevel --help'.", file=sys.stderr)  # pyright: ignore
+        code = 2
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,57 @@
+"""``compare``."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from fedbilevel.cli.options import Json, Sample, Set, console, ending_well, settings_of
+from fedbilevel.report import terminal as report
+from fedbilevel.runs import comparison as comparisons
+
+
+def compare(
+    task: Annotated[str, typer.Argument(help="Name of a task (see 'fedbilevel tasks').")],
+    algorithms: Annotated[str | None, typer.Option(help="Names with commas. Default: all that fit the task.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds, for instance 0..4 or 0,3,7.")] = None,
+    sample: Sample = None,
+    set_: Set = None,
+    jobs: Annotated[int, typer.Option(help="Number of processes. Default: one per core.", min=0)] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the results; an existing comparison is continued. Default: a new one in runs/."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run several algorithms on a task and compare them in a table and in curves."""
+    with ending_well():
+        comparison = comparisons.plan(task, algorithms, rounds, seeds, sample, settings_of(set_))
+        compare_and_show(comparison, out, jobs, as_json)
+
+
+def compare_and_show(comparison: comparisons.Comparison, out: Path | None, jobs: int, as_json: bool) -> None:
+    if as_json:
+        compared = comparisons.run(comparison, out, jobs=jobs)
+    else:
+        columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=console) as bars:
+            bar = bars.add_task("", total=None)
+            show = lambda done, members: bars.update(bar, total=members, completed=done)
+            compared = comparisons.run(comparison, out, show, jobs)
+    picture = report.comparison_curves(compared)
+    if as_json:
+        print(json.dumps(report.comparison_json(compared)))
+        return
+    console.print(report.comparison(compared))
+    for member in compared.members:
+        if not member.done:
+            console.print(f"{member.algorithm} (seed {member.seed}): {member.failure}")
+    console.print(
+        f"Floats and oracle calls are means per client. Results in [bold]{compared.folder}[/bold]: "
+        f"{comparisons.COMPARISON}, {picture.name}, and a folder for each run",
+        soft_wrap=True,
+        highlight=False,
+    )

@@ -1,0 +1,83 @@
+"""Options that several commands share, and how what is typed becomes an experiment."""
+
+import contextlib
+import inspect
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fedbilevel.errors import FedbilevelError
+from fedbilevel.runs import experiment as experiments
+from fedbilevel.runs import interrupts
+
+console = Console()
+
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set a hyper-parameter or an option of the task. May be repeated.",
+    ),
+]
+Sample = Annotated[
+    str | None,
+    typer.Option(
+        help="Which clients take part in a round: a number (10), a probability (0.5) or a list (0,3,5). '10 resample' "
+        "draws a new cohort for every exchange, '10 replacement' draws with replacement. Default: everyone."
+    ),
+]
+
+AlgorithmName = Annotated[
+    str | None,
+    typer.Option(help="Name of an algorithm (see 'fedbilevel algorithms'). Default: the task's own."),
+]
+DataName = Annotated[str | None, typer.Option(help="Name of a data set (see 'fedbilevel tasks TASK').")]
+ClientCount = Annotated[int | None, typer.Option(help="Number of clients.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as a JSON object, without progress bars.")]
+Out = Annotated[Path | None, typer.Option(help="Folder for the results. Default: a new folder in runs/.")]
+
+
+def settings_of(pairs: list[str] | None, clients: int | None = None, data: str | None = None) -> dict[str, str]:
+    settings = {name: str(value) for name, value in (("clients", clients), ("data", data)) if value is not None}
+    return settings | by_key(pairs, "--set needs KEY=VALUE, for instance --set lr_upper=0.5")
+
+
+def by_key(pairs: list[str] | None, needs: str) -> dict[str, str]:
+    """What KEY=VALUE says, for all of them."""
+    found: dict[str, str] = {}
+    for pair in pairs or []:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise FedbilevelError(f"{needs}, not '{pair}'.")
+        found[key.strip()] = value.strip()
+    return found
+
+
+def experiment_of(what: str, settings: dict[str, str]) -> experiments.Experiment:
+    """The experiment of a file, or of a task by its name."""
+    given = experiments.Experiment.read(what) if what.endswith(".toml") else experiments.Experiment(what)
+    return given.changed(settings)
+
+
+@contextlib.contextmanager
+def ending_well(go_on: str = "") -> Iterator[None]:
+    """Ctrl-C and SIGTERM end with a sentence that says how to go on (Typer would end without a word)."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        print(f"fedbilevel: interrupted. {getattr(interrupt, 'saved', go_on)}".strip(), file=sys.stderr)
+        # At once: shutting down in the middle of a compilation can crash.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(143 if isinstance(interrupt, interrupts.Terminated) else 130)
+
+
+def first_line(documented: Any) -> str:
+    """The first line of a docstring."""
+    return (inspect.getdoc(documented) or "").splitlines()[0]
