@@ -146,7 +146,7 @@ def test_a_replayed_message_does_not_undo_rounds(tmp_path: Path) -> None:
     engine.advance(engine.start(3), 3)
     join = {**engine.joined, "committed": 0, "again": True}  # pyright: ignore
     answer, _ = decode(engine.parties[0].handle(encode(join, {"key": engine.start_key})))  # pyright: ignore
-    assert answer == {}
+    assert answer == {"action": "done"}
     assert [kept.round for kept in engine.parties[0].kept] == [2, 3]
 
 
