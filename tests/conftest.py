@@ -8,6 +8,9 @@ import jax
 import pytest
 from hypothesis import settings
 
+from fedbilevel.cache import cache_folder
+from fedbilevel.storage import compiled
+
 jax.config.update("jax_enable_x64", True)
 # Most of the time of the suite is compilation, of programs that then run for milliseconds: hardly optimised they are
 # there in two thirds of the time. What tests start as a command is optimised as for users.
@@ -18,6 +21,9 @@ if before is None:
     del os.environ["XLA_FLAGS"]
 else:
     os.environ["XLA_FLAGS"] = before
+# What one run of the suite compiled, the next one finds, and so do the commands that tests start.
+os.environ.setdefault(compiled.SWITCH, str(cache_folder() / "compiled-by-tests"))
+compiled.enable()
 settings.register_profile("suite", deadline=None, max_examples=8, derandomize=True)
 settings.load_profile("suite")
 

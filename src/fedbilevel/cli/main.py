@@ -31,6 +31,7 @@ from fedbilevel.report.progress import Display
 from fedbilevel.runs import comparison as comparisons
 from fedbilevel.runs import configuration, interrupts, tuning
 from fedbilevel.runs import experiment as experiments
+from fedbilevel.storage import compiled
 from fedbilevel.storage.records import plain_json
 from fedbilevel.tasks import TASKS
 
@@ -534,6 +535,7 @@ def main() -> None:
             usual(message, category, *rest)
 
     warnings.showwarning = show
+    compiled.enable()
     try:
         code = app(standalone_mode=False)
     except FedbilevelError as error:
