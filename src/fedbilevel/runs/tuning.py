@@ -33,7 +33,7 @@ from fedbilevel.diagnostics import upper_loss
 from fedbilevel.engines.participation import Participation, participation
 from fedbilevel.engines.plan import Program
 from fedbilevel.engines.lanes import Shared, number
-from fedbilevel.errors import Diverged, FedbilevelError, UnknownName
+from fedbilevel.errors import Diverged, FedbilevelError, UnknownName, needs
 from fedbilevel.runs.experiment import Built, Experiment, convert, new_folder, plain
 from fedbilevel.storage.records import alone
 from fedbilevel.core.schedules import Schedule
@@ -259,10 +259,7 @@ def search_space(
 
 
 def _optuna() -> Any:
-    try:
-        import optuna
-    except ImportError:
-        raise FedbilevelError("tuning needs Optuna: pip install 'fedbilevel[tune]'.") from None
+    optuna = needs("optuna", "tune", "tuning needs Optuna")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 
