@@ -1,12 +1,18 @@
 """Double precision for the whole suite; the command line and the benchmarks run in single precision, as users do."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
 from hypothesis import settings
+
+from fedbilevel.cache import cache_folder
+from fedbilevel.data import sources
+from fedbilevel.storage import compiled
 
 jax.config.update("jax_enable_x64", True)
 # Most of the time of the suite is compilation, of programs that then run for milliseconds: hardly optimised they are
@@ -18,6 +24,31 @@ if before is None:
     del os.environ["XLA_FLAGS"]
 else:
     os.environ["XLA_FLAGS"] = before
+# What one run of the suite compiled, the next one finds, and so do the commands that tests start.
+os.environ.setdefault(compiled.SWITCH, str(cache_folder() / "compiled-by-tests"))
+compiled.enable()
+
+
+def note_who_reads_data_sets(notes: Path) -> None:
+    """List the test files that open a file of a data set: `.ci/run` runs them a second time, without data sets."""
+    places = tuple(f"{folder.resolve()}{os.sep}" for folder in sources.folders())
+    others = os.environ[compiled.SWITCH]  # in the same cache
+    noted = set()
+
+    def look(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(arguments[0], str | os.PathLike):
+            path = os.fspath(arguments[0])
+            file = os.environ.get("PYTEST_CURRENT_TEST", "").partition("::")[0]
+            if file not in noted and isinstance(path, str) and path.startswith(places) and not path.startswith(others):
+                noted.add(file)
+                with notes.open("a") as lines:
+                    lines.write(f"{file}\n")
+
+    sys.addaudithook(look)
+
+
+if notes := os.environ.get("FEDBILEVEL_TESTS_THAT_READ_DATA"):
+    note_who_reads_data_sets(Path(notes))
 settings.register_profile("suite", deadline=None, max_examples=8, derandomize=True)
 settings.load_profile("suite")
 

@@ -1,6 +1,7 @@
 """What goes wrong in a way the user can mend: one sentence that says what and how."""
 
 import difflib
+import importlib
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -61,3 +62,19 @@ class Names(dict[str, T]):
 
     def __missing__(self, name: str) -> T:
         raise UnknownName(self.kind, name, self)
+
+
+def needs(module: str, extra: str, what: str) -> Any:
+    """Import a module that an extra of this package installs, or say how to install it.
+
+    Args:
+        module: its name, with dots.
+        extra: in the brackets of ``pip install 'fedbilevel[extra]'``.
+        what: who needs what: "tuning needs Optuna".
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        absent = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
+        why = f" ({error})" if str(error) and not absent else ""  # it is there, but something that it needs is not
+        raise FedbilevelError(f"{what}: pip install 'fedbilevel[{extra}]'{why}.") from None

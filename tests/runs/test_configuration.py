@@ -14,7 +14,7 @@ from fedbilevel.runs import configuration
 from fedbilevel.runs.experiment import Experiment, convert
 from helpers import REAL
 
-NEEDS_FILES = {"fairness", "few-shot", "hyper-representation", "loss-tuning", "regularization", "client-weighting"}
+NEEDS_FILES = {"fairness", "few-shot", "hyper-representation", "loss-tuning", "client-weighting"}
 
 
 def _write(folder: Path, text: str) -> Path:

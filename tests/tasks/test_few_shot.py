@@ -12,7 +12,7 @@ from PIL import Image
 
 import fedbilevel as fb
 from fedbilevel.core.task import Task
-from fedbilevel.data.sets import DataSet, Samples
+from fedbilevel.data import DataSet, Samples
 from fedbilevel.report import terminal as report
 from fedbilevel.runs.experiment import Experiment, run
 from fedbilevel.tasks import few_shot

@@ -13,7 +13,6 @@ from fedbilevel.report import terminal as report
 from fedbilevel.runs.experiment import Experiment, run
 from fedbilevel.tasks import regularization
 from fedbilevel.tasks.regularization import GRID
-from helpers import real
 
 SMALL: dict[str, Any] = {"data": "breast-cancer", "clients": 3, "noise_features": 2}
 
@@ -89,7 +88,6 @@ def test_split_is_stratified_and_nothing_serves_twice() -> None:
     assert not np.array_equal(task.clients[0]["train"]["features"], tasks[1].clients[0]["train"]["features"])
 
 
-@real
 def test_hospitals() -> None:
     task = regularization()
     sizes = [[len(client[part]["label"]) for part in ("train", "val")] for client in task.clients]
@@ -138,7 +136,6 @@ def test_run_folder(tmp_path: Path) -> None:
     assert min(abs(np.exp(float(grid.x[0])) - strength) for strength in GRID) < 1e-6
 
 
-@real
 @pytest.mark.slow
 def test_noise_is_regularised_away(tmp_path: Path) -> None:
     """With 20 columns of noise, one strength for each feature does better than a shared one, on the mean of 5 seeds."""

@@ -15,6 +15,7 @@ from fedbilevel.cli.tune import tune
 from fedbilevel.errors import FedbilevelError, FedbilevelWarning
 from fedbilevel.federation.cli import app as federation
 from fedbilevel.runs import interrupts
+from fedbilevel.storage import compiled
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Federated bilevel optimization."
@@ -36,6 +37,7 @@ def main() -> None:
             usual(message, category, *rest)
 
     warnings.showwarning = show
+    compiled.enable()
     try:
         code = app(standalone_mode=False)
     except FedbilevelError as error:

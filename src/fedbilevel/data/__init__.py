@@ -4,30 +4,21 @@
     parts = fb.data.shards(data.train.labels, clients=100, seed=0)
     print(fb.data.describe(parts, data.train.labels))
 
-A partition is a list of index arrays; nothing is copied for a client. Where files come from says
-`fedbilevel.data.sources`.
+A partition is a list of index arrays; nothing is copied for a client. `fedbilevel.data.sources` says where files come
+from.
+
+Here live the data sets, their file formats, partitions and label noise. tasks and everything below them import it; it
+imports only `errors` and `cache`.
 """
 
+from fedbilevel.data.few_shot import mini_imagenet, omniglot, rotated
 from fedbilevel.data.noise import corrupt, long_tail
 from fedbilevel.data.partition import by_class, counts, describe, dirichlet, heat_map, iid, natural, shards, split
-from fedbilevel.data.sets import (
-    SETS,
-    DataSet,
-    Samples,
-    Scaling,
-    adult,
-    breast_cancer,
-    cifar_10,
-    digits,
-    fashion_mnist,
-    heart_disease,
-    load,
-    mini_imagenet,
-    mnist,
-    omniglot,
-    rotated,
-)
+from fedbilevel.data.pictures import cifar_10, digits, fashion_mnist, mnist
+from fedbilevel.data.samples import DataSet, Samples
+from fedbilevel.data.sets import SETS, load
 from fedbilevel.data.sources import Source, cache_folder, find
+from fedbilevel.data.tables import Scaling, adult, breast_cancer, heart_disease
 
 __all__ = [
     "SETS",

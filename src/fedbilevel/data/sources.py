@@ -10,6 +10,8 @@ A file is looked for in this order:
 Every folder holds one folder for each data set: `mnist/train-images-idx3-ubyte.gz`. A file that is not the expected one
 is named and refused, wherever it comes from. A download that breaks leaves nothing behind: it goes to a temporary file
 next to its place, and takes its name only when it is complete and verified.
+
+A few small files are part of the package itself (`packaged`); they are verified, too, and looked for nowhere else.
 """
 
 import hashlib
@@ -26,6 +28,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
+from fedbilevel.cache import cache_folder
 from fedbilevel.errors import FedbilevelError
 
 CHUNK = 1 << 18
@@ -71,19 +74,6 @@ def folders() -> list[Path]:
     return [*named, cache_folder()]
 
 
-def cache_folder() -> Path:
-    """Where downloads go: `FEDBILEVEL_CACHE`, or `fedbilevel` in the user's cache folder of this platform."""
-    if chosen := os.environ.get("FEDBILEVEL_CACHE"):
-        return Path(chosen).expanduser()
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "fedbilevel"
-
-
 def present(source: Source) -> Path | None:
     """The file, verified, if it is in one of the folders; nothing is downloaded."""
     for folder in folders():
@@ -93,6 +83,15 @@ def present(source: Source) -> Path | None:
                 raise FedbilevelError(f"{path} {fault}: remove it, or replace it by the original ({source.checksum}).")
             return path
     return None
+
+
+def packaged(source: Source) -> Path:
+    """A file that is part of this package, verified."""
+    path = Path(__file__).parent / source.folder / source.name
+    fault = examine(path, source) if path.is_file() else "is missing"
+    if fault:
+        raise FedbilevelError(f"{path} {fault}: install fedbilevel again ({source.checksum}).")
+    return path
 
 
 def find(

@@ -1,5 +1,6 @@
 """``fedbilevel federation ...``: what coordinators and sites type."""
 
+import sys
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -24,6 +25,12 @@ Which = Annotated[
 ]
 
 
+@app.callback()
+def _needs_flare() -> None:
+    if "--help" not in sys.argv:
+        project.needs_flare()
+
+
 def _say(text: str) -> None:
     console.print(f"{datetime.now():%H:%M:%S}  {escape(text)}", soft_wrap=True, highlight=False)
 
@@ -38,7 +45,6 @@ def create(
 
     wanted = project.read(file)
     folder = out or Path(wanted.name)
-    project.needs_flare()
     _check_study(wanted.experiment, len(wanted.sites), from_text)
     kits = project.create(wanted, folder)
     console.print(f"[bold]{wanted.name}[/bold]: everything is in {folder} (only you can read it).", highlight=False)

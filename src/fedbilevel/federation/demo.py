@@ -1,7 +1,7 @@
 """All of a federation on this machine: a real server, four real sites, mutual TLS; it stops everything it started.
 
-Each site is one hospital of the UCI heart disease data, or, where these are absent, a quarter of scikit-learn's breast
-cancer data. The task is ``regularization``: how strongly to regularise each feature of a common logistic regression.
+Each site is one hospital of the UCI heart disease data. The task is ``regularization``: how strongly to regularise each
+feature of a common logistic regression.
 """
 
 import csv
@@ -17,7 +17,7 @@ import tomli_w
 from rich.console import Console
 from rich.markup import escape
 
-from fedbilevel.data import breast_cancer, heart_disease
+from fedbilevel.data import heart_disease
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation import coordinator, process, project
 from fedbilevel.federation.cli import follow
@@ -28,7 +28,6 @@ from fedbilevel.runs.interrupts import Terminated
 from fedbilevel.tasks.regularization import HEART_WORDS
 
 SECONDS = 240  # it takes a quarter of this on an idle machine
-NAMES = ("cleveland", "hungarian", "switzerland", "va")
 
 
 def run(out: Path | None, rounds: int, console: Console) -> Path:
@@ -112,26 +111,13 @@ def _wait(ready: Any, seconds: float, children: Sequence[Any], otherwise: str) -
 
 def _data(folder: Path) -> tuple[dict[str, Path], dict[str, Any], str]:
     """A file for every site, the schema that all of them have, and what the data are."""
-    try:
-        loaded = heart_disease()
-    except FedbilevelError:
-        cancer = breast_cancer()
-        names = [name.replace(" ", "_") for name in cancer.features]
-        rows = np.random.default_rng(0).permutation(len(cancer.train.labels))
-        parts = {f"clinic-{n}": part for n, part in enumerate(np.array_split(rows, 4), 1)}
-        files = {
-            site: _write(folder / f"{site}.csv", names, cancer.train.inputs[part], cancer.train.labels[part])
-            for site, part in parts.items()
-        }
-        schema = {"label": {"column": "label", "values": [0, 1]}, "features": {name: {} for name in names}}
-        return files, schema, "The breast cancer data of scikit-learn, dealt out to four clinics."
+    loaded = heart_disease()
     groups = loaded.train.groups["hospital"]
     files = {}
     for number, name in enumerate(loaded.groups["hospital"]):
         part = np.flatnonzero(groups == number)
-        called = NAMES[number] if number < len(NAMES) else str(name)
-        files[called] = _write(
-            folder / f"{called}.csv", loaded.features, loaded.train.inputs[part], loaded.train.labels[part]
+        files[name] = _write(
+            folder / f"{name}.csv", loaded.features, loaded.train.inputs[part], loaded.train.labels[part]
         )
     features = {name: {"values": list(HEART_WORDS[name])} if name in HEART_WORDS else {} for name in loaded.features}
     schema = {"label": {"column": "label", "values": [0, 1]}, "features": features}

@@ -33,7 +33,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fedbilevel.errors import FedbilevelError, UnknownName
+from fedbilevel.errors import FedbilevelError, UnknownName, needs
 from fedbilevel.storage.records import write_atomically
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,60}")
@@ -46,10 +46,7 @@ FILE = "federation.json"
 
 def needs_flare() -> None:
     """Say what to install where NVIDIA FLARE is missing."""
-    try:
-        import nvflare  # noqa: F401
-    except ImportError:
-        raise FedbilevelError("a federation needs one more package: pip install 'fedbilevel[federation]'.") from None
+    needs("nvflare", "federation", "a federation needs NVIDIA FLARE")
 
 
 @dataclass(frozen=True)

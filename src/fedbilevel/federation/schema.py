@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedbilevel.errors import FedbilevelError, UnknownName
+from fedbilevel.errors import FedbilevelError, UnknownName, needs
 
 MISSING = frozenset(["", "?", "na", "n/a", "nan", "null", "none"])
 PARTS = ("train", "val", "test")
@@ -233,12 +233,7 @@ def _columns(source: str, schema: Schema) -> tuple[Mapping[str, Sequence[Any]], 
             raise FedbilevelError(f"{source} cannot be read: {error}.") from None
         return _same_length(source, found), 0
     if path.suffix == ".parquet":
-        try:
-            import pyarrow.parquet as parquet
-        except ImportError:
-            raise FedbilevelError(
-                "Parquet files need one more package: pip install 'fedbilevel[federation]'."
-            ) from None
+        parquet = needs("pyarrow.parquet", "federation", "Parquet files need pyarrow")
         try:
             table = parquet.read_table(path)
         except Exception as error:

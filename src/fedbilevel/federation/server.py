@@ -42,7 +42,9 @@ class Server:
     def main(self) -> None:
         """Compute; what goes wrong is written down for the coordinator."""
         from fedbilevel.errors import FedbilevelError, NoQuorum
+        from fedbilevel.storage import compiled
 
+        compiled.enable()
         try:
             _compute(self.folder, self.sites)
         except NoQuorum as error:  # parties may come back

@@ -248,8 +248,11 @@ class Worker:
 
 def main() -> None:
     """Serve until the site's process ends."""
+    from fedbilevel.storage import compiled
+
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what is printed goes to the log
+    compiled.enable()
     worker = Worker(Path(sys.argv[1]), again="again" in sys.argv[2:])
     while (message := receive(sys.stdin.buffer)) is not None:
         send(answers, worker.handle(message))

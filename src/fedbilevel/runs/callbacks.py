@@ -5,7 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedbilevel.errors import FedbilevelError
+from fedbilevel.errors import needs
 
 if TYPE_CHECKING:
     from fedbilevel.core import Algorithm
@@ -61,11 +61,8 @@ class TensorBoard(Callback):
     """Event files for ``tensorboard --logdir FOLDER`` (needs ``pip install 'fedbilevel[tensorboard]'``)."""
 
     def __init__(self, folder: Path | str) -> None:
-        try:
-            from tensorboardX import SummaryWriter  # pyright: ignore[reportMissingImports]
-        except ImportError:
-            raise FedbilevelError("TensorBoard needs an extra: pip install 'fedbilevel[tensorboard]'.") from None
-        self.make, self.folder, self.writer = SummaryWriter, str(folder), None
+        self.make = needs("tensorboardX", "tensorboard", "TensorBoard needs tensorboardX").SummaryWriter
+        self.folder, self.writer = str(folder), None
 
     def start(self, run: Started) -> None:
         # What was written after the last checkpoint is about to be written again.
@@ -95,11 +92,7 @@ class MLflow(Callback):
     """
 
     def __init__(self, uri: str | None = None, experiment: str = "fedbilevel", name: str | None = None) -> None:
-        try:
-            import mlflow  # pyright: ignore[reportMissingImports]
-        except ImportError:
-            raise FedbilevelError("MLflow needs an extra: pip install 'fedbilevel[mlflow]'.") from None
-        self.client = mlflow.MlflowClient(uri)
+        self.client = needs("mlflow", "mlflow", "MLflow needs its client").MlflowClient(uri)
         self.experiment, self.name = experiment, name
         self.id: Any = None
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.runs import interrupts
+from fedbilevel.storage import compiled
 
 DIED: Any = object()
 """What a call gave whose process died."""
@@ -123,6 +124,7 @@ def _work(connection: Any) -> None:
     """What a process does: one call after the other, until nobody has another one for it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     interrupts.listen()
+    compiled.enable(quiet=True)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with contextlib.suppress(EOFError, KeyboardInterrupt, OSError):
         while True:

@@ -32,7 +32,7 @@ from fedbilevel.core.task import Task
 from fedbilevel.diagnostics import upper_loss
 from fedbilevel.engines.participation import Participation, participation
 from fedbilevel.engines.program import check_fits
-from fedbilevel.errors import Diverged, FedbilevelError, UnknownName
+from fedbilevel.errors import Diverged, FedbilevelError, UnknownName, needs
 from fedbilevel.runs import configuration
 from fedbilevel.runs.experiment import Built, Experiment, convert, new_folder, plain
 from fedbilevel.runs.solve import Row, solve
@@ -256,10 +256,7 @@ def search_space(
 
 
 def _optuna() -> Any:
-    try:
-        import optuna
-    except ImportError:
-        raise FedbilevelError("tuning needs Optuna: pip install 'fedbilevel[tune]'.") from None
+    optuna = needs("optuna", "tune", "tuning needs Optuna")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 

@@ -16,7 +16,7 @@ validation loss (a federated grid search).
 
 Tuning one regularisation parameter per feature by the gradient of a validation loss is as old as Bengio:
 "Gradient-Based Optimization of Hyperparameters", Neural Computation 12, 2000. The data are the four hospitals of
-Janosi, Steinbrunn, Pfisterer, Detrano: "Heart Disease", UCI 1988.
+Janosi, Steinbrunn, Pfisterer, Detrano: "Heart Disease", UCI 1989.
 
 A federation standardises without showing rows: every hospital sends, for each column, the number, the sum and the sum
 of squares of the known values of its training rows. They give everybody the same mean and deviation. A missing number
