@@ -33,6 +33,7 @@ def compare(
 
 
 def compare_and_show(comparison: comparisons.Comparison, out: Path | None, jobs: int, as_json: bool) -> None:
+    """Run a comparison, or continue it, and show what came out."""
     if as_json:
         compared = comparisons.run(comparison, out, jobs=jobs)
     else:

@@ -44,19 +44,20 @@ Out = Annotated[Path | None, typer.Option(help="Folder for the results. Default:
 
 
 def settings_of(pairs: list[str] | None, clients: int | None = None, data: str | None = None) -> dict[str, str]:
+    """The settings of ``--set``, ``--clients`` and ``--data`` by name."""
     settings = {name: str(value) for name, value in (("clients", clients), ("data", data)) if value is not None}
     return settings | by_key(pairs, "--set needs KEY=VALUE, for instance --set lr_upper=0.5")
 
 
 def by_key(pairs: list[str] | None, needs: str) -> dict[str, str]:
-    """What KEY=VALUE says, for all of them."""
-    found: dict[str, str] = {}
+    """The values of all KEY=VALUE pairs by their key."""
+    values: dict[str, str] = {}
     for pair in pairs or []:
         key, equals, value = pair.partition("=")
         if not equals or not key:
             raise FedbilevelError(f"{needs}, not '{pair}'.")
-        found[key.strip()] = value.strip()
-    return found
+        values[key.strip()] = value.strip()
+    return values
 
 
 def experiment_of(what: str, settings: dict[str, str]) -> experiments.Experiment:
