@@ -1,7 +1,7 @@
 """Agnostic federated learning."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,16 +28,14 @@ class Evaluation(NamedTuple):
 
 @dataclass(frozen=True)
 class AFL(Algorithm):
-    """AFL: a model that is good for the worst mixture of clients, by descent on it and ascent on the weights.
-
-    Mohri, Sivek, Suresh: "Agnostic Federated Learning", ICML 2019.
+    """AFL: a model that is good for the worst mixture of clients, by descent on the model and ascent on the weights.
 
     min_w max_lambda sum_i lambda_i L_i(w), lambda in the probability simplex; both steps are taken at the old point::
 
         w      <- w - gamma_w sum_i lambda_i grad L_i(w)
         lambda <- P( lambda + gamma_lambda L(w) )
 
-    The solution is the last lambda and the mean of w over all rounds; the mean is what the theory is about.
+    The solution is the last lambda and the mean of w over all rounds; the theory is about this mean.
 
     ============  ==============   =====================
     paper         name             meaning
@@ -46,16 +44,22 @@ class AFL(Algorithm):
     gamma_w       lr_lower         step of the model w
     ============  ==============   =====================
 
-    One exchange per round: d floats down and up, and one loss up; the weights are never sent. 1 Gg per client: loss
-    and gradient come from one batch. Assumes convex losses; O(1 / sqrt(T)) then. The code does not follow the paper's
-    text, which was not at hand: a reconstruction. Exact on heterogeneous clients. If w_t converges, the mean lags
-    behind by O(1 / T). The validation rows are not used: note that the weights *maximise* the training loss, where
-    other methods for client weights minimise a validation loss. In a cohort, sums have the factor N / |A|, and who
-    did not reply counts with a loss of 0; both are unbiased.
+    If w_t converges, its mean lags behind by O(1 / T). The validation rows are not used: the weights *maximise* the
+    training loss, where other methods for client weights minimise a validation loss. With partial participation, sums
+    have the factor N / |A|, and clients that did not reply count with a loss of 0; both estimates are unbiased.
     """
 
-    weighting: ClassVar[bool] = True
-    upper_at: ClassVar[Literal["clients", "server", "either"]] = "either"
+    citation = 'Mohri, Sivek, Suresh: "Agnostic Federated Learning", ICML 2019'
+    source = "reconstruction without the paper's text"
+    assumes = "convex losses; the rate is then O(1 / sqrt(T))"
+    exact = "exact"
+    costs = (
+        "One exchange per round: d floats down and up, and one loss up; the weights are never sent. 1 Gg per client: "
+        "loss and gradient come from one batch"
+    )
+
+    weighting = True
+    upper_at = "either"
 
     lr_upper: float = parameter(0.01, "step of the clients' weights", above=0, tune=(1e-4, 1.0))
     lr_lower: float = parameter(0.1, "step of the model", above=0, tune=(1e-3, 2.0))

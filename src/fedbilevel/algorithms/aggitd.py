@@ -22,21 +22,20 @@ class Server(NamedTuple):
 class AggITD(Algorithm):
     """FBO-AggITD: the exchanges that move y also carry the products of the hypergradient.
 
-    Xiao, Ji: "Communication-Efficient Federated Hypergradient Computation via Aggregated Iterative Differentiation",
-    ICML 2023. Every round draws Q' uniform on 0 .. Q-1 and makes, for q = 0 .. Q-1::
+    Every round draws Q' uniformly from 0 .. Q-1. Then, for q = 0 .. Q-1::
 
         r <- mean grad_y f(x, y_q)                       if q = Q'
         r <- mean (I - lambda d2yy g(x, y_q)) r          if q > Q'
         y_{q+1} = y_q - lambda mean grad_y g(x, y_q)     in the same exchange
 
-    and then, at y = y_Q and with u = lambda Q r::
+    and finally, at y = y_Q and with u = lambda Q r::
 
         x <- x - alpha mean ( grad_x f(x, y) - d2xy g(x, y) u )
 
-    The mean of u over Q' is lambda sum_q prod_{s>q} (I - lambda d2yy g(x, y_s)) grad_y f(x, y_q). ``full_sum`` takes
-    this sum itself, r <- mean (I - lambda d2yy g) r + grad_y f for all q and u = lambda r, without randomness of its
-    own. With lower = "svrg" every step of y is followed up by a second exchange, with tau corrected local steps from
-    y_q, as in FedNest, where omega is the mean of grad_y g(x, y_q)::
+    The mean of u over Q' is lambda sum_q prod_{s>q} (I - lambda d2yy g(x, y_s)) grad_y f(x, y_q). ``full_sum`` computes
+    this sum itself, by r <- mean (I - lambda d2yy g) r + grad_y f for all q and u = lambda r, without the randomness of
+    Q'. With lower = "svrg" a second exchange follows every step of y. It replaces the step by tau corrected local steps
+    from y_q, as in FedNest, where omega is the mean of grad_y g(x, y_q)::
 
         y_{nu+1} = y_nu - lambda / tau ( grad_y g(x, y_nu) - grad_y g(x, y_q) + omega )                averaged
 
@@ -51,14 +50,23 @@ class AggITD(Algorithm):
     tau       local_steps      local steps of y, with "svrg"
     ========  ==============   =====================
 
-    Q + 1 exchanges per round: p + (2Q - Q') d floats down and up with full participation (a client that missed the
-    last round needs y, too: d more down); Q Gg, 2 Gf, Q - 1 - Q' H and 1 J per client. With ``full_sum`` Q' is 0 in
-    these numbers, and there are Q + 1 Gf. With "svrg" Q exchanges and Q d floats each way more, and Q (1 + 2 tau) Gg.
-    Assumes g strongly convex in y. The body does not follow the paper's text, which was not at hand: a
-    reconstruction; the paper may have local steps in fewer exchanges. It is exact on heterogeneous clients up to the
-    rest (I - lambda d2yy g)^Q of the series, with corrected local steps, too. With partial participation the clients
-    of the round serve all its exchanges. Where the problem has constraints, averages and local steps are projected.
+    With partial participation the clients of a round serve all its exchanges. If the problem has constraints, averages
+    and local steps are projected.
     """
+
+    citation = (
+        'Xiao, Ji: "Communication-Efficient Federated Hypergradient Computation via Aggregated Iterative '
+        'Differentiation", ICML 2023'
+    )
+    source = "reconstruction without the paper's text, which may have local steps in fewer exchanges"
+    assumes = "g strongly convex in y"
+    exact = "exact up to the remainder (I - lambda d2yy g)^Q of the series, with corrected local steps, too"
+    costs = (
+        "Q + 1 exchanges per round: p + (2Q - Q') d floats down and up with full participation (a client that missed "
+        "the last round also needs y: d more down); Q Gg, 2 Gf, Q - 1 - Q' H and 1 J per client. With full_sum, Q' is "
+        '0 in these numbers, and there are Q + 1 Gf. With "svrg", Q more exchanges, Q d more floats each way, and Q '
+        "(1 + 2 tau) Gg"
+    )
 
     lr_upper: float = parameter(20.0, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
     lr_lower: float = parameter(0.1, "step of the lower variable y and of the products", above=0, tune=(1e-3, 2.0))

@@ -1,7 +1,7 @@
 """CommFedBiO."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,10 +52,7 @@ class Sketched(NamedTuple):
 
 @dataclass(frozen=True)
 class CommFedBiO(Algorithm):
-    """CommFedBiO: the adjoint system solved by compressed exchanges, top-k with error feedback.
-
-    Li, Pei, Huang: "Communication-Efficient Robust Federated Learning with Noisy Labels", KDD 2022, the iterative
-    subroutine.
+    """CommFedBiO: the adjoint system is solved by compressed exchanges, top-k with error feedback.
 
     A round has one round of local SGD on y, the adjoint, and a step of x::
 
@@ -76,14 +73,24 @@ class CommFedBiO(Algorithm):
     u_0       warm_start       whether u starts where it was, or at 0
     ========  ==============   =====================
 
-    2 + n_u exchanges per round: p + (1 + n_u) d floats down with full participation (u is sent whole; d more without
-    a warm start), p + d + 2k n_u up (k values and k indices); T Gg, n_u H, 1 Gf, 1 J per client. Assumes g strongly
-    convex in y. The body does not follow the paper's text, which was not at hand: a reconstruction. With k = d and T
-    = 1 it is exact on heterogeneous clients. With k < d a constant alpha leaves an error of u in proportion to alpha
-    (if alpha n_u is held), because the clients' gradients differ at the solution; with T > 1 the limit is displaced
-    by client drift. Partial participation is not treated here; a cohort is the same for all exchanges of a round.
-    Where the problem has constraints, clients train at feasible points and averages are projected.
+    With k < d a constant alpha leaves an error in u, because the clients' gradients differ at the solution. The error
+    is proportional to alpha if alpha n_u is held fixed. One cohort serves all exchanges of a round. If the problem has
+    constraints, clients train at feasible points and averages are projected.
     """
+
+    citation = (
+        'Li, Pei, Huang: "Communication-Efficient Robust Federated Learning with Noisy Labels", KDD 2022, the '
+        "iterative subroutine"
+    )
+    source = "reconstruction without the paper's text"
+    assumes = "g strongly convex in y"
+    exact = "exact with k = d and T = 1; with T > 1 client drift displaces the limit"
+    costs = (
+        "2 + n_u exchanges per round: p + (1 + n_u) d floats down with full participation (u is sent whole; d more "
+        "without a warm start), p + d + 2k n_u up (k values and k indices); T Gg, n_u H, 1 Gf, 1 J per client"
+    )
+
+    remembers = "round"
 
     lr_upper: float = parameter(20.0, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
     lr_lower: float = parameter(0.5, "step of the lower variable y", above=0, tune=(1e-3, 2.0))
@@ -92,8 +99,6 @@ class CommFedBiO(Algorithm):
     adjoint_steps: int = parameter(10, "compressed exchanges for the adjoint u", least=1)
     entries: int = parameter(100, "entries that a client uploads per compressed exchange", least=1)
     warm_start: bool = parameter(True, "start u where it was in the last round, not at 0")
-
-    remembers: ClassVar[Literal["nothing", "round", "run"]] = "round"
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> Server:
         return Server(x, y, u=0 * y)
@@ -147,11 +152,8 @@ def subtract(u: Vector, replies: Replies) -> Vector:
 class CommFedBiOSketch(Algorithm):
     """CommFedBiO, not iterative: the adjoint system is sketched, uploaded once, and solved by the server.
 
-    Li, Pei, Huang: "Communication-Efficient Robust Federated Learning with Noisy Labels", KDD 2022, the subroutine
-    that compresses the Hessian.
-
     A round has one round of local SGD on y, the adjoint, and a step of x. S1 (r1 x d) and S2 (r2 x d) are count
-    sketches, with one +1 or -1 in each column, which everybody makes from the same seed::
+    sketches, with one +1 or -1 in each column. Server and clients make them from the same seed::
 
         y <- mean of  T  steps  y - gamma grad_y g_m(x, y)
         C = mean S2 d2yy g_m S1',   c = mean S2 grad_y f_m
@@ -166,20 +168,31 @@ class CommFedBiOSketch(Algorithm):
     T         local_steps      local steps of y
     r1        columns          rows of S1: unknowns of the sketched system, and Hessian products of a client
     r2        rows             rows of S2: equations of the sketched system
-    -         fresh_sketch     whether every round has sketches of its own, or all rounds the same
+    -         fresh_sketch     whether every round draws sketches of its own, or all rounds use the same
     ========  ==============   =====================
 
-    3 exchanges per round: p + d + r1 floats down with full participation (omega is sent, not u; a client that missed
-    the last round needs y, too: d more) and the seed, p + d + r1 r2 + r2 up; T Gg, r1 H, 1 Gf, 1 J per client, all
-    products on one batch. Assumes g strongly convex in y. The body does not follow the paper's text, which was not at
-    hand: a reconstruction. On heterogeneous clients the system is that of all clients, so with T = 1 only the sketches
-    displace x. They are exact if the adjoint lies in the range of S1', that is, entries in one bucket are equal up to
-    their signs, and S2 d2yy g is injective on that range. Without two entries in one bucket, of S1 nor of S2, this
-    always holds; r1 = r2 = d is not enough for it, r1 and r2 of order d^2 would be. Otherwise u is wrong by an error
-    that no step makes smaller: large, for an adjoint without small entries, and larger if r2 is hardly more than r1,
-    where the system is badly conditioned. One cohort serves all exchanges of a round. Where the problem has
-    constraints, clients train at feasible points and averages are projected.
+    The sketches are exact if the adjoint lies in the range of S1' (entries in one bucket are equal up to their signs)
+    and S2 d2yy g is injective on that range. This always holds if no two entries share a bucket, of S1 or of S2; r1 =
+    r2 = d is not enough for that, r1 and r2 of order d^2 would be. Otherwise u has an error that no step size reduces.
+    It is large for an adjoint without small entries, and larger if r2 is barely more than r1, where the system is badly
+    conditioned. One cohort serves all exchanges of a round. If the problem has constraints, clients train at feasible
+    points and averages are projected.
     """
+
+    citation = (
+        'Li, Pei, Huang: "Communication-Efficient Robust Federated Learning with Noisy Labels", KDD 2022, the '
+        "subroutine that compresses the Hessian"
+    )
+    source = "reconstruction without the paper's text"
+    assumes = "g strongly convex in y"
+    exact = "the system is that of all clients, so with T = 1 only the sketches displace x"
+    costs = (
+        "3 exchanges per round: p + d + r1 floats down with full participation (omega is sent, not u; a client that "
+        "missed the last round also needs y: d more) and the seed, p + d + r1 r2 + r2 up; T Gg, r1 H, 1 Gf, 1 J per "
+        "client, all products on one batch"
+    )
+
+    remembers = "round"
 
     lr_upper: float = parameter(0.1, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
     lr_lower: float = parameter(0.1, "step of the lower variable y", above=0, tune=(1e-3, 2.0))
@@ -187,8 +200,6 @@ class CommFedBiOSketch(Algorithm):
     columns: int = parameter(50, "unknowns of the sketched system: Hessian products of a client", least=1)
     rows: int = parameter(200, "equations of the sketched system", least=1)
     fresh_sketch: bool = parameter(True, "draw new sketches in every round")
-
-    remembers: ClassVar[Literal["nothing", "round", "run"]] = "round"
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> Sketched:
         return Sketched(x, y, seed_from(clients.next_key()))

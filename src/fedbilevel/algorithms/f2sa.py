@@ -30,35 +30,42 @@ class Server(NamedTuple):
 class F2SA(Algorithm):
     """F2SA: gradients only; the hypergradient is a difference of gradients at two lower variables. Federated here.
 
-    Kwon, Kwon, Wright, Nowak: "A Fully First-Order Method for Stochastic Bilevel Optimization", ICML 2023. That is a
-    method for one party; all its directions are linear in f and g, so that the clients' means are exact.
+    The paper's method is for one party. All its directions are linear in f and g, so the clients' means are exact.
 
-    In round k, with fresh batches for f, for g at y and for g at z, T times one exchange::
+    In round k, with fresh batches for f, for g at y and for g at z, T exchanges of the form::
 
-        y <- y - beta_k  ( grad_y f(x, y) / lambda_k + grad_y g(x, y) )
+        y <- y - alpha_k lambda_k ( grad_y f(x, y) / lambda_k + grad_y g(x, y) )
         z <- z - gamma_k grad_y g(x, z)
 
     then one exchange for x (as lambda grows, this tends to the hypergradient)::
 
-        x <- x - alpha_k ( grad_x f(x, y) + lambda_k ( grad_x g(x, y) - grad_x g(x, z) ) )
+        x <- x - xi alpha_k ( grad_x f(x, y) + lambda_k ( grad_x g(x, y) - grad_x g(x, z) ) )
 
-    =============  ==============   =====================
-    paper          name             meaning
-    =============  ==============   =====================
-    xi alpha_k     lr_upper         step of x; k^(-5/7) in the theory
-    alpha_k lam_k  lr_lower         step of y, for the direction divided by lambda, so that it need not shrink with it
-    gamma_k        lr_auxiliary     step of z; k^(-4/7) in the theory
-    lambda_k       penalty          weight of g against f, constant or growing; k^(1/7) in the theory
-    T              lower_steps      steps of y and z, of one exchange each, before every step of x
-    =============  ==============   =====================
+    ================  ==============   =====================
+    paper             name             meaning
+    ================  ==============   =====================
+    xi alpha_k        lr_upper         step of x; k^(-5/7) in the theory
+    alpha_k lambda_k  lr_lower         step of y, along the direction divided by lambda, so that it need not shrink
+    gamma_k           lr_auxiliary     step of z; k^(-4/7) in the theory
+    lambda_k          penalty          weight of g against f, constant or growing; k^(1/7) in the theory
+    T                 lower_steps      steps of y and z, of one exchange each, before every step of x
+    ================  ==============   =====================
 
-    T + 1 exchanges per round: p + 2 T d floats down with full participation (a client that missed the last round
-    needs y and z again: 2d more) and p + 2 T d up; (T + 1) (1 Gf, 2 Gg) per client, no second derivatives. Assumes g
-    strongly convex in y. The code does not follow the paper's text, which was not at hand: a reconstruction, and the
-    federation is ours. The limit is off the solution by a term of order 1 / lambda, on identical clients, too;
-    heterogeneous clients add nothing, as there are no local steps. With partial participation the cohort's weights
-    are renormalised. Clients evaluate at feasible points, since the server projects x, y and z.
+    With partial participation the cohort's weights are renormalised. Clients evaluate at feasible points, since the
+    server projects x, y and z.
     """
+
+    citation = 'Kwon, Kwon, Wright, Nowak: "A Fully First-Order Method for Stochastic Bilevel Optimization", ICML 2023'
+    source = "reconstruction without the paper's text; the federation is ours"
+    assumes = "g strongly convex in y"
+    exact = (
+        "off the solution by a term of order 1 / lambda, on identical clients, too; heterogeneity adds nothing, as "
+        "there are no local steps"
+    )
+    costs = (
+        "T + 1 exchanges per round: p + 2 T d floats down with full participation (a client that missed the last "
+        "round needs y and z again: 2d more) and p + 2 T d up; (T + 1) (1 Gf, 2 Gg) per client, no second derivatives"
+    )
 
     lr_upper: Schedule = parameter(constant(0.1), "step of the upper variable x", above=0, tune=(1e-3, 1e3))
     lr_lower: Schedule = parameter(constant(0.1), "step of the lower variable y", above=0, tune=(1e-3, 2.0))

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
@@ -23,30 +23,35 @@ class Server(NamedTuple):
 class FedAvg(Algorithm):
     """FedAvg: train y at a fixed x, the reference without bilevel learning.
 
-    McMahan, Moore, Ramage, Hampson, Aguera y Arcas: "Communication-Efficient Learning of Deep Networks from
-    Decentralized Data", AISTATS 2017.
-
-    Every client makes tau steps ``y <- y - gamma grad_y g(x, y)`` on its training loss; the server averages. Weights
-    are the task's; ``Task(weights="size")`` gives the paper's n_m / n. Where x is the clients' weights, local steps
-    are on the client's own loss, and the average has the weights x.
+    Every client takes tau steps ``y <- y - eta grad_y g(x, y)`` on its training loss; the server averages. The weights
+    are the task's; ``Task(weights="size")`` gives the paper's n_m / n. If x is the clients' weights, local steps are on
+    the client's own loss, and the average has the weights x.
 
     ========  ===============   =====================
     paper     name              meaning
     ========  ===============   =====================
     eta       lr_lower          step of y
-    E, B      local_steps       local steps between averages (given as steps, not as epochs)
-    n_k / n   client_weights    where x is the clients' weights: these instead of the problem's first x; scaled to sum 1
+    E, B      local_steps       tau, the local steps between averages (steps, not epochs)
+    n_k / n   client_weights    if x is the clients' weights: these instead of the problem's first x, scaled to sum 1
     -         validation_only   train y on the upper loss instead, on the server if it has validation rows
     ========  ===============   =====================
-
-    One exchange per round: d floats down and up (x once, to each client, if it is shared); tau Gg per client. Assumes
-    nothing of the upper level. Follows the paper. With more than one local step and constant steps the limit is
-    displaced by client drift. With ``validation_only``: tau Gf instead of tau Gg; or no exchange at all, and tau steps
-    on the server, if it has the validation rows.
     """
 
-    bilevel: ClassVar[bool] = False
-    upper_at: ClassVar[Literal["clients", "server", "either"]] = "either"
+    citation = (
+        'McMahan, Moore, Ramage, Hampson, Aguera y Arcas: "Communication-Efficient Learning of Deep Networks from '
+        'Decentralized Data", AISTATS 2017'
+    )
+    source = "follows the paper"
+    assumes = "nothing of the upper level"
+    exact = "with more than one local step and constant steps, client drift displaces the limit"
+    costs = (
+        "One exchange per round: d floats down and up (x once, to each client, if it is shared); tau Gg per client. "
+        "With validation_only, tau Gf instead of tau Gg; or no exchange at all, and tau steps on the server, if it "
+        "has the validation rows"
+    )
+
+    bilevel = False
+    upper_at = "either"
 
     lr_lower: float = parameter(0.5, "step of the model y", above=0, tune=(1e-3, 2.0))
     local_steps: int = parameter(5, "local steps between averages", least=1)

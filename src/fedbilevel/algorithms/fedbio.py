@@ -12,9 +12,6 @@ from fedbilevel.mathematics.hypergradient import Point, directions, feasible
 class FedBiO(Algorithm):
     """FedBiO: local steps on x, y and the adjoint u at once, averaged once per round.
 
-    Li, Huang, Huang: "Communication-Efficient Federated Bilevel Optimization with Global and Local Lower Level
-    Problems", NeurIPS 2023, Algorithm 2 and eq. (6). (An earlier preprint has no projection P_r.)
-
     Every client, with independent batches for the five terms, all evaluated at its own (x, y, u) of time t::
 
         x <- x - eta   ( grad_x f - d2xy g u )
@@ -33,11 +30,21 @@ class FedBiO(Algorithm):
     r         radius           bound on the norm of u; C_f / mu in the theory, infinite by default
     ========  ==============   =====================
 
-    One exchange per round: p + 2d floats down and up; I (2 Gf, 1 Gg, 1 J, 1 H) per client. Assumes g strongly convex
-    in y and bounded heterogeneity. Follows the paper. With I > 1 and constant steps the limit is displaced by client
-    drift, in proportion to the steps and to I - 1; with I = 1 it is exact. The first u, which the paper leaves open,
-    is 0. Where the problem has constraints, clients evaluate at feasible points and the server projects the average.
+    The paper leaves the first u open; here it is 0. If the problem has constraints, clients evaluate at feasible points
+    and the server projects the average.
     """
+
+    citation = (
+        'Li, Huang, Huang: "Communication-Efficient Federated Bilevel Optimization with Global and Local Lower Level '
+        'Problems", NeurIPS 2023, Algorithm 2 and eq. (6) (an earlier preprint has no projection P_r)'
+    )
+    source = "follows the paper"
+    assumes = "g strongly convex in y and bounded heterogeneity"
+    exact = (
+        "exact with I = 1; with I > 1 and constant steps, client drift displaces the limit, in proportion to the "
+        "steps and to I - 1"
+    )
+    costs = "One exchange per round: p + 2d floats down and up; I (2 Gf, 1 Gg, 1 J, 1 H) per client"
 
     lr_upper: float = parameter(20.0, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
     lr_lower: float = parameter(0.5, "step of the lower variable y", above=0, tune=(1e-3, 2.0))

@@ -1,7 +1,7 @@
 """FedBiOAcc."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,17 +32,14 @@ class Local(NamedTuple):
 class FedBiOAcc(Algorithm):
     """FedBiOAcc: FedBiO with STORM momenta for x, y and u, which also cancel client drift.
 
-    Li, Huang, Huang: "Communication-Efficient Federated Bilevel Optimization with Global and Local Lower Level
-    Problems", NeurIPS 2023, Algorithm 1 and eq. (7)-(8). (An earlier preprint has no P_r.)
-
-    With z = (x, y, u), its directions D(z; B) = (grad_x f - d2xy g u, grad_y g, d2yy g u - grad_y f) and its momenta
-    d = (nu, omega, q), every client at time t = 1, 2, ...::
+    With z = (x, y, u), its directions D(z; B) = (grad_x f - d2xy g u, grad_y g, d2yy g u - grad_y f) and its momenta d
+    = (nu, omega, q), every client at time t = 1, 2, ...::
 
         z_{t+1} = P( z_t - (eta, gamma, tau) alpha_t d_t )                        averaged if t mod I = 0 (exchange A)
         d_{t+1} = D(z_{t+1}; B) + (1 - c alpha_t^2) (d_t - D(z_t; B))             averaged if t mod I = 0 (exchange B)
 
-    The same batches B serve both points. On averaging steps z_{t+1} is the average while z_t is the client's own
-    point, so the two exchanges cannot be merged.
+    The same batches B serve both points. On averaging steps z_{t+1} is the average while z_t is the client's own point,
+    so the two exchanges cannot be merged.
 
     =========  ==============   =====================
     paper      name             meaning
@@ -56,17 +53,27 @@ class FedBiOAcc(Algorithm):
     c_u        c_adjoint        ... of u
     I          local_steps      steps between averages
     r          radius           bound on the norm of u
-    b_1 / b    first_batch      the first momenta are computed on batches this many times larger
+    b_1 / b    first_batch      how many times larger the batches of the first momenta are
     =========  ==============   =====================
 
-    Two exchanges per round: 2 (p + 2d) floats down and up with full participation (a client that missed the last
-    round needs the point again: p + 2d more down); I (4 Gf, 2 Gg, 2 J, 2 H) per client. Assumes g strongly convex in
-    y, bounded heterogeneity and 0 <= c alpha_t^2 <= 1. Follows the paper; the first momenta are each client's own
-    until the first average, so ``init`` makes the first I steps (one round of its own). With exact oracles and c = 0
-    the limit is exact for every I; c > 0 leaves a drift of order c alpha^2. Partial participation is empirical in the
-    paper (Figure 2). Where the problem has constraints, clients evaluate at feasible points and the server projects
-    the average.
+    The first momenta are each client's own until the first average, so ``init`` takes the first I steps (a round of its
+    own). In the paper, partial participation is empirical (Figure 2). If the problem has constraints, clients evaluate
+    at feasible points and the server projects the average.
     """
+
+    citation = (
+        'Li, Huang, Huang: "Communication-Efficient Federated Bilevel Optimization with Global and Local Lower Level '
+        'Problems", NeurIPS 2023, Algorithm 1 and eq. (7)-(8) (an earlier preprint has no P_r)'
+    )
+    source = "follows the paper"
+    assumes = "g strongly convex in y, bounded heterogeneity and 0 <= c alpha_t^2 <= 1"
+    exact = "exact for every I, with exact oracles and c = 0; c > 0 leaves a drift of order c alpha^2"
+    costs = (
+        "Two exchanges per round: 2 (p + 2d) floats down and up with full participation (a client that missed the "
+        "last round needs the point again: p + 2d more down); I (4 Gf, 2 Gg, 2 J, 2 H) per client"
+    )
+
+    remembers = "round"
 
     lr_upper: float = parameter(20.0, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
     lr_lower: float = parameter(0.5, "step of the lower variable y", above=0, tune=(1e-3, 2.0))
@@ -79,8 +86,6 @@ class FedBiOAcc(Algorithm):
     radius: float = parameter(float("inf"), "bound on the norm of the adjoint u", above=0)
     first_batch: int = parameter(5, "how many times larger the first batch is", least=1)
     shared_batch: bool = parameter(False, "use one batch of f and one of g for all terms of a step (cheaper)")
-
-    remembers: ClassVar[Literal["nothing", "round", "run"]] = "round"
 
     def check(self) -> None:
         for name in ("c_upper", "c_lower", "c_adjoint"):

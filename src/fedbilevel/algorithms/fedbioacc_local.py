@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,12 +38,9 @@ class Local(NamedTuple):
 class FedBiOAccLocal(Algorithm):
     """FedBiOAcc-Local: FedBiO-Local with STORM momenta for x and y, which also cancel client drift.
 
-    Li, Huang, Huang: "Communication-Efficient Federated Bilevel Optimization with Global and Local Lower Level
-    Problems", NeurIPS 2023, Algorithm 4 and eq. (11).
-
     With z = (x, y), its directions D_m(z; B) = (Phi_m(z; B_x), grad_y g_m(z; B_y)), where Phi_m is the client's own
-    hypergradient (a Neumann series with Q Hessian products), and its momenta d = (nu, omega), every client at time t
-    = 1, 2, ...::
+    hypergradient (a Neumann series with Q Hessian products), and its momenta d = (nu, omega), every client at time t =
+    1, 2, ...::
 
         z_{t+1} = z_t - (eta, gamma) alpha_t d_t                                 x averaged if t mod I = 0 (exchange A)
         d_{t+1} = D_m(z_{t+1}; B) + (1 - c alpha_t^2) (d_t - D_m(z_t; B))        nu averaged if t mod I = 0 (exchange B)
@@ -52,10 +49,10 @@ class FedBiOAccLocal(Algorithm):
     average while x_t is the client's own, so the two exchanges cannot be merged.
 
     The paper does not say how y follows if it has a part for every task of a client, as in few-shot learning (section
-    5.2). Three options: K = ``lower_steps`` steps of y for each of x (all but the first at x_{t+1}, each with a batch
-    for omega at both its ends; Phi_m is taken at the last y); ``shared_batch``: one key names all batches of a step,
-    for g and f alike, so that both see the same tasks if row n of either is about task n; and with it ``restart``,
-    where y has no momentum and is trained for the batch, by K plain gradient steps from y_1 at every x::
+    5.2). There are three options. K = ``lower_steps`` takes K steps of y for each step of x: all but the first at
+    x_{t+1}, each with a batch for omega at both its ends, and Phi_m at the last y. With ``shared_batch`` one key names
+    all batches of a step, for g and f alike, so that both see the same tasks if row n of either is about task n. With
+    it, ``restart`` gives y no momentum and trains it for the batch, by K plain gradient steps from y_1 at every x::
 
         nu_{t+1} = Phi_m(x_{t+1}, y(x_{t+1}; B); B) + (1 - c_nu alpha_t^2) (nu_t - Phi_m(x_t, y(x_t; B); B))
 
@@ -70,19 +67,33 @@ class FedBiOAccLocal(Algorithm):
     c_nu       c_upper          forgetting of the momentum of x
     c_omega    c_lower          ... of y
     I          local_steps      steps between averages
-    b_1 / b    first_batch      the first momenta are computed on batches this many times larger
+    b_1 / b    first_batch      how many times larger the batches of the first momenta are
     =========  ==============   =====================
 
-    Two exchanges per round: 2p floats down and up with full participation (a client that missed the last round needs x
-    again: p more down); I (2 Gf, 2K Gg, 2 J, 2Q H) per client. Assumes a local lower level, g strongly convex in y,
-    bounded heterogeneity and 0 <= c alpha_t^2 <= 1. Follows the paper with K = 1 and independent batches; the first
-    momenta are each client's own until the first average, so ``init`` makes the first I steps (one round of its own).
-    With exact oracles and c = 0 the limit is exact on heterogeneous clients for every I, up to the truncation of the
-    series; c > 0 leaves a drift of order c alpha^2. The paper does not treat partial participation: here a client that
-    was away starts omega again with the gradient at its first step, because its old omega belongs to an old x. Where
-    the problem has constraints, every local step is projected. With ``restart`` the limit is the one for a y that is K
-    steps from y_1, that is y* up to a part of order (1 - gamma mu)^K.
+    The first momenta are each client's own until the first average, so ``init`` takes the first I steps (a round of its
+    own). The paper does not treat partial participation; here a client that was away starts omega again with the
+    gradient at its first step, because its old omega belongs to an old x. If the problem has constraints, every local
+    step is projected.
     """
+
+    citation = (
+        'Li, Huang, Huang: "Communication-Efficient Federated Bilevel Optimization with Global and Local Lower Level '
+        'Problems", NeurIPS 2023, Algorithm 4 and eq. (11)'
+    )
+    source = "follows the paper with K = 1 and independent batches, the defaults"
+    assumes = "a local lower level, g strongly convex in y, bounded heterogeneity and 0 <= c alpha_t^2 <= 1"
+    exact = (
+        "exact for every I up to the truncation of the series, with exact oracles and c = 0; c > 0 leaves a drift of "
+        "order c alpha^2. With restart, y is K steps from y_1 in the limit: y* up to an error of order (1 - gamma "
+        "mu)^K"
+    )
+    costs = (
+        "Two exchanges per round: 2p floats down and up with full participation (a client that missed the last round "
+        "needs x again: p more down); I (2 Gf, 2K Gg, 2 J, 2Q H) per client"
+    )
+
+    lower_level = "local"
+    remembers = "run"
 
     lr_upper: float = parameter(1.0, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
     lr_lower: float = parameter(0.4, "step of the lower variable y", above=0, tune=(1e-3, 2.0))
@@ -96,9 +107,6 @@ class FedBiOAccLocal(Algorithm):
     lower_steps: int = parameter(1, "steps of y for each step of x", least=1)
     shared_batch: bool = parameter(False, "use one batch of f and the same one of g for all terms of a step")
     restart: bool = parameter(False, "y starts again in every step of x, on the batch of that step, without momentum")
-
-    lower_level: ClassVar[str] = "local"
-    remembers: ClassVar[Literal["nothing", "round", "run"]] = "run"
 
     def check(self) -> None:
         for name in ("c_upper", "c_lower"):
@@ -207,9 +215,6 @@ class FedBiOAccLocal(Algorithm):
 class DistBiOAcc(FedBiOAccLocal):
     """DistBiOAcc: FedBiOAcc-Local with an average after every step.
 
-    Li, Huang, Huang: "Communication-Efficient Federated Bilevel Optimization with Global and Local Lower Level
-    Problems", NeurIPS 2023, section 5.2: Algorithm 4 with I = 1.
-
     =========  ==============   =====================
     paper      name             meaning
     =========  ==============   =====================
@@ -220,13 +225,17 @@ class DistBiOAcc(FedBiOAccLocal):
     alpha_t    rate             common rate, constant or delta / (u0 + t)^(1/3)
     c_nu       c_upper          forgetting of the momentum of x
     c_omega    c_lower          ... of y
-    b_1 / b    first_batch      the first momenta are computed on batches this many times larger
+    b_1 / b    first_batch      how many times larger the batches of the first momenta are
     =========  ==============   =====================
 
-    Two exchanges per round: 2p floats down and up; 2 Gf, 2K Gg, 2 J, 2Q H per client, with K = ``lower_steps``.
-    Assumes what FedBiOAcc-Local does. Follows the paper. The limit is exact on heterogeneous clients up to the
-    truncation of the series. Partial participation,
-    constraints, ``shared_batch`` and ``restart`` are as in FedBiOAcc-Local.
+    Partial participation, constraints, ``lower_steps``, ``shared_batch`` and ``restart`` are as in FedBiOAcc-Local.
     """
+
+    citation = (
+        'Li, Huang, Huang: "Communication-Efficient Federated Bilevel Optimization with Global and Local Lower Level '
+        'Problems", NeurIPS 2023, section 5.2: Algorithm 4 with I = 1'
+    )
+    exact = "exact up to the truncation of the series"
+    costs = "Two exchanges per round: 2p floats down and up; 2 Gf, 2K Gg, 2 J, 2Q H per client, with K = lower_steps"
 
     local_steps: ClassVar[int] = 1  # pyright: ignore[reportIncompatibleVariableOverride] - no hyper-parameter any more

@@ -19,21 +19,20 @@ class Server(NamedTuple):
 
 @dataclass(frozen=True)
 class FedMBO(Algorithm):
-    """FedMBO: mini-batch steps on y; the hypergradient from parallel chains that wander from client to client.
+    """FedMBO: mini-batch steps on y; the hypergradient comes from parallel chains that wander from client to client.
 
-    Huang, Zhang, Ji: "Achieving Linear Speedup in Non-IID Federated Bilevel Learning", ICML 2023. Every round makes T
-    steps on y, then draws N' uniform on 0 .. N-1, one number for all chains, and starts one chain at each of the n
-    clients of an exchange::
+    Every round takes T steps on y. Then it draws N' uniformly from 0 .. N-1, one number for all chains, and starts one
+    chain at each of the n clients of an exchange::
 
         T times   y <- y - beta mean grad_y g(x, y)
         chains    v_j = N / l grad_y f_j                               j = 1 .. n
                   v_j <- (I - d2yy g_i / l) v_j                        N' times, each time with another client i
         x         h = mean ( grad_x f_i - d2xy g_i v_j ),   x <- x - alpha h
 
-    The server hands the v_j on in random order and never averages them. A client i that is drawn uniformly each time
-    makes the mean of a product the product of the means, so that the mean of h is the hypergradient with the Neumann
-    series of N terms for the Hessian of all clients. Clients with weights w_i count M w_i times in every factor. With
-    tau > 1 the step of x becomes FedOut of FedNest: one more exchange, with tau local steps::
+    The server hands the v_j on in random order and never averages them. As client i is drawn uniformly each time, the
+    mean of a product is the product of the means, so that the mean of h is the hypergradient with the Neumann series of
+    N terms for the Hessian of all clients. Clients with weights w_i count M w_i times in every factor. With tau > 1 the
+    step of x becomes FedOut of FedNest: one more exchange, with tau local steps::
 
         x_{nu+1} = x_nu - alpha / tau ( grad_x f(x_nu, y) - grad_x f(x, y) + h )                       averaged
 
@@ -45,20 +44,26 @@ class FedMBO(Algorithm):
     1 / l     lr_adjoint          step of the series; l bounds the curvature of every client's g in y
     T         inner_rounds        steps of y in a round, of one exchange each
     N         terms               terms of the series
-    tau       local_steps_upper   local steps on x; 1 is none, and no exchange for them
+    tau       local_steps_upper   local steps on x; with 1 there are none, and no exchange for them
     ========  =================   =====================
 
-    T + N' + 2 exchanges per round: p + (T + N' + 1)d floats down and up with full participation (a client that missed
-    the last round needs y, too: d more down; a v_j is new to whom it is sent); T Gg, 2 Gf (who starts a chain is not
-    who ends it), N' H and 1 J per client. With tau > 1 one exchange, p down, p up and 2 tau Gf more. Assumes g
-    strongly convex in y. The body does not follow the paper's text, which was not at hand: a reconstruction. Exact in
-    the mean on heterogeneous clients, up to the rest (I - d2yy g / l)^N of the series. The noise of the chains does
-    not vanish at the solution unless every client's grad_y f does, so x goes on moving about it, by the root of
-    alpha; there is no version without noise short of averaging the chains, which is FedNest with ``full_series``.
-    Partial participation: the paper draws new clients for every exchange, which is Uniform(n, resample=True), and h is
-    unbiased only then (every exchange then sends x and y again); a cohort kept for a round makes it the hypergradient
+    The noise of the chains does not vanish at the solution unless every client's grad_y f does, so x keeps moving
+    around it, by the root of alpha. The only version without this noise averages the chains, which is FedNest with
+    ``full_series``. The paper draws new clients for every exchange, which is Uniform(n, resample=True), and h is
+    unbiased only then (every exchange then sends x and y again). With one cohort for a round, h is the hypergradient
     with the Hessian of that cohort. The number of clients of an exchange must be fixed. Averages are projected.
     """
+
+    citation = 'Huang, Zhang, Ji: "Achieving Linear Speedup in Non-IID Federated Bilevel Learning", ICML 2023'
+    source = "reconstruction without the paper's text"
+    assumes = "g strongly convex in y"
+    exact = "exact in the mean, up to the remainder (I - d2yy g / l)^N of the series"
+    costs = (
+        "T + N' + 2 exchanges per round: p + (T + N' + 1)d floats down and up with full participation (a client that "
+        "missed the last round also needs y: d more down; a v_j is always new to its receiver); T Gg, 2 Gf (the "
+        "client that ends a chain is not the one that started it), N' H and 1 J per client. With tau > 1, one "
+        "exchange, p down, p up and 2 tau Gf more"
+    )
 
     lr_upper: float = parameter(0.1, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
     lr_lower: float = parameter(0.2, "step of the lower variable y", above=0, tune=(1e-3, 2.0))

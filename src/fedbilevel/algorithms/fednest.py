@@ -1,7 +1,7 @@
 """FedNest."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -22,9 +22,8 @@ class Server(NamedTuple):
 class FedNest(Algorithm):
     """FedNest: corrected local steps on y, a federated Neumann series, corrected local steps on x.
 
-    Tarzanagh, Li, Thrampoulidis, Oymak: "FedNest: Federated Bilevel, Minimax, and Compositional Optimization", ICML
-    2022, Algorithms 1 to 4. Every round makes T times FedInn, then FedIHGP and FedOut, where nu counts local steps
-    and the same batch serves both gradients of a correction::
+    Every round runs FedInn T times, then FedIHGP and FedOut. nu counts local steps, and the same batch serves both
+    gradients of a correction::
 
         FedInn    q = mean grad_y g(x, y)
                   y_{nu+1} = y_nu - beta / tau_in ( grad_y g(x, y_nu) - grad_y g(x, y) + q )           averaged
@@ -32,17 +31,16 @@ class FedNest(Algorithm):
         FedOut    h = mean ( grad_x f - d2xy g p_{N'} )
                   x_{nu+1} = x_nu - alpha / tau_out ( grad_x f(x_nu, y) - grad_x f(x, y) + h )         averaged
 
-    N' is uniform on 0 .. N-1, so that the mean of p_{N'} is the Neumann series of N terms. ``full_series`` sums these
-    N terms instead: N' = N - 1 exchanges, and no randomness of its own. Without ``correction`` FedInn is local SGD, y
-    - beta / tau_in grad_y g (FedNest_SGD). ``released_code`` replaces FedIHGP by what the authors' published code
-    computes, in which every client goes on with its own Hessian, and a list of uploads grows where it should be
-    emptied::
+    N' is uniform on 0 .. N-1, so that the mean of p_{N'} is the Neumann series of N terms; its variance grows with N.
+    ``full_series`` sums these N terms instead: N' = N - 1 exchanges, and no randomness of its own. Without
+    ``correction`` FedInn is local SGD, y - beta / tau_in grad_y g (FedNest_SGD). ``released_code`` replaces FedIHGP by
+    what the authors' published code computes, in which every client continues with its own Hessian, and a list of
+    uploads grows where it should be emptied::
 
         p = p_0 + sum_{k=1..N} 1 / k mean_m (I - d2yy g_m / l)^k p_0,   p_0 = 1 / l mean grad_y f
 
-    This is no approximation of the adjoint, even on identical clients. That code uses N + 1 exchanges for it; the
-    powers are local, so here it takes 2: p_0, and the clients' sums. (In one of its experiments the factor 1 / l is
-    left out.)
+    This does not approximate the adjoint, even on identical clients. That code uses N + 1 exchanges for it; the powers
+    are local, so 2 are enough here: p_0, and the clients' sums. (One of its experiments leaves out the factor 1 / l.)
 
     ========  =================   =====================
     paper     name                meaning
@@ -50,7 +48,7 @@ class FedNest(Algorithm):
     alpha     lr_upper            step of x, over all local steps of a round together
     beta      lr_lower            step of y, over all local steps of a FedInn together
     1 / l     lr_adjoint          step of the series; l bounds the curvature of g in y
-    T         inner_rounds        how often FedInn is made
+    T         inner_rounds        how often FedInn runs
     tau_in    local_steps         local steps on y
     tau_out   local_steps_upper   local steps on x
     N         terms               terms of the series
@@ -59,20 +57,31 @@ class FedNest(Algorithm):
     -         released_code       the p of the authors' code instead of the series
     ========  =================   =====================
 
-    2T + N' + 3 exchanges per round: 2p + (2T + N' + 1)d floats down and up with full participation (a client that
-    missed the last round needs y, too: d more down); T (1 + 2 tau_in) Gg, 2 + 2 tau_out Gf, N' H and 1 J per client.
-    Without ``correction`` T exchanges and T d floats each way less, and T tau_in Gg; with ``released_code`` N' is 1
-    in the numbers of exchanges and floats, and there are N H. Assumes g strongly convex in y. This does not follow the
-    paper's text, which was not at hand: a reconstruction. It is exact on heterogeneous clients for any number of
-    local steps, up to the rest (I - d2yy g / l)^N of the series; without ``correction`` it is displaced by client
-    drift, to first order in proportion to beta (1 - 1 / tau_in). A random N' has a variance that grows with N. The
-    paper draws new clients for every exchange; here those of the round serve them all (unless the cohort is sampled
-    with ``resample``), so with partial participation the series is that of their own Hessian. Where the problem has
-    constraints, every local step is projected. If the server holds the upper loss, it makes the steps of FedOut
-    itself: two exchanges less, and no Gf at the clients.
+    The paper draws new clients for every exchange. Here the clients of the round serve all its exchanges (unless the
+    cohort is sampled with ``resample``), so with partial participation the series is that of their own Hessian. If the
+    problem has constraints, every local step is projected. If the server holds the upper loss, it takes the steps of
+    FedOut itself.
     """
 
-    upper_at: ClassVar[Literal["clients", "server", "either"]] = "either"
+    citation = (
+        'Tarzanagh, Li, Thrampoulidis, Oymak: "FedNest: Federated Bilevel, Minimax, and Compositional Optimization", '
+        "ICML 2022, Algorithms 1 to 4"
+    )
+    source = "reconstruction without the paper's text"
+    assumes = "g strongly convex in y"
+    exact = (
+        "exact for any number of local steps, up to the remainder (I - d2yy g / l)^N of the series; without "
+        "correction, client drift displaces the limit, to first order in proportion to beta (1 - 1 / tau_in)"
+    )
+    costs = (
+        "2T + N' + 3 exchanges per round: 2p + (2T + N' + 1)d floats down and up with full participation (a client "
+        "that missed the last round also needs y: d more down); T (1 + 2 tau_in) Gg, 2 + 2 tau_out Gf, N' H and 1 J "
+        "per client. Without correction, T fewer exchanges, T d fewer floats each way, and T tau_in Gg; with "
+        "released_code, N' is 1 in the numbers of exchanges and floats, and there are N H. If the server holds the "
+        "upper loss, two fewer exchanges, and no Gf at the clients"
+    )
+
+    upper_at = "either"
 
     lr_upper: float = parameter(20.0, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
     lr_lower: float = parameter(0.5, "step of the lower variable y", above=0, tune=(1e-3, 2.0))

@@ -15,8 +15,8 @@ from fedbilevel.mathematics.neumann import Pair
 class GD(Averages):
     """GD: gradient steps on y, then one on x along the hypergradient with the inverse of the estimated Hessian.
 
-    The baseline "GD" of section 5.1 of the primal-dual paper on client weights. Every round makes K steps on y from
-    where the last round ended, and then, with H the mean Hessian of one batch of every client::
+    Every round takes K steps on y from where the last round ended, and then, with H the mean Hessian of one batch of
+    every client::
 
         y <- y - beta mean grad_y g(x, y)                                        K times
         u = H^-1 mean grad_y f(x, y)
@@ -32,15 +32,22 @@ class GD(Averages):
     -         solver_steps     S, the Hessian products of the conjugate gradients; d of them are exact
     ========  ==============   =====================
 
-    K + S + 2 exchanges per round with "cg": p + (K + S + 1)d floats down with full participation (d more for a client
-    that missed the last round), 2p + (K + S + 1)d up; K Gg, 1 Gf, S H and 1 J per client. With "dense": K + 3
-    exchanges, p + (K + 1)d down, 2p + (K + 1)d + d^2 up, and d H. Where the server holds f, one exchange, p + d floats
-    up and the Gf less. Assumes g strongly convex in y. Follows the paper, which leaves the solver open. It is exact on
-    heterogeneous clients. Batches of the parts are independent, but the inverse of a random H is no unbiased estimate
-    of the inverse of its mean: with batches there is a bias, which does not fall with the steps. With partial
-    participation H is that of the clients of the round; if every exchange has new clients, use "dense". A direction of
-    no positive curvature stops "cg". Where the problem has constraints, the server projects.
+    The batches of the parts are independent, but the inverse of a random H is not an unbiased estimate of the inverse
+    of its mean: mini-batches leave a bias that does not decrease with the steps. With partial participation H is that
+    of the clients of the round; if every exchange has new clients, use "dense". "cg" stops at a direction of
+    non-positive curvature. If the problem has constraints, the server projects.
     """
+
+    citation = 'The baseline "GD" of section 5.1 of the primal-dual paper on client weights'
+    source = "follows the paper, which leaves the solver open"
+    assumes = "g strongly convex in y"
+    exact = "exact"
+    costs = (
+        'K + S + 2 exchanges per round with "cg": p + (K + S + 1)d floats down with full participation (d more for a '
+        'client that missed the last round), 2p + (K + S + 1)d up; K Gg, 1 Gf, S H and 1 J per client. With "dense": '
+        "K + 3 exchanges, p + (K + 1)d down, 2p + (K + 1)d + d^2 up, and d H. If the server holds f, one exchange, p "
+        "+ d floats up and the Gf less"
+    )
 
     lr_upper: float = parameter(0.1, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
     lr_lower: float = parameter(0.3, "step of the lower variable y", above=0, tune=(1e-3, 2.0))

@@ -18,17 +18,16 @@ class Server(NamedTuple):
 
 @dataclass(frozen=True)
 class LFedNest(Algorithm):
-    """LFedNest: local steps on y, then local steps on x with hypergradients of every client's own. Biased.
+    """LFedNest: local steps on y, then local steps on x with every client's own hypergradient. Biased.
 
-    Tarzanagh, Li, Thrampoulidis, Oymak: "FedNest: Federated Bilevel, Minimax, and Compositional Optimization", ICML
-    2022: the light variant of FedNest. Every round makes T times the first line, then once the second::
+    Every round runs the first line T times, then the second once::
 
         y <- y - beta grad_y g(x, y)                                            tau_in times, then averaged
         x <- x - alpha ( grad_x f - eta d2xy g sum_{k=0..N} (I - eta d2yy g)^k grad_y f )
                                                                                 tau_out times, then averaged
 
     with the client's own f and g everywhere, and a new batch for each factor of the series. With ``correction``
-    (LFedNest_SVRG) the steps on y are those of FedNest, with q = mean grad_y g(x, y) of one exchange more::
+    (LFedNest_SVRG) the steps on y are those of FedNest, where q = mean grad_y g(x, y) takes one more exchange::
 
         y_{nu+1} = y_nu - beta ( grad_y g(x, y_nu) - grad_y g(x, y) + q )       tau_in times, then averaged
 
@@ -45,14 +44,25 @@ class LFedNest(Algorithm):
     -         correction          whether local steps on y are corrected for client drift
     ========  =================   =====================
 
-    T + 1 exchanges per round: p + T d floats down and up with full participation (a client that missed the last round
-    needs y, too: d more down); T tau_in Gg and tau_out (1 Gf, N H, 1 J) per client. With ``correction`` T exchanges
-    and T d floats each way more, and T (1 + 2 tau_in) Gg. Assumes clients that are alike. This does not follow the
-    paper's text, which was not at hand: a reconstruction. It is not exact on heterogeneous clients: the mean of local
-    hypergradients is not the hypergradient, so x is displaced whatever the steps, and local steps on y add client
-    drift unless corrected. With partial participation those of the round serve all its exchanges. Where the problem
-    has constraints, every local step is projected.
+    With partial participation the clients of the round serve all its exchanges. If the problem has constraints, every
+    local step is projected.
     """
+
+    citation = (
+        'Tarzanagh, Li, Thrampoulidis, Oymak: "FedNest: Federated Bilevel, Minimax, and Compositional Optimization", '
+        "ICML 2022: the light variant of FedNest"
+    )
+    source = "reconstruction without the paper's text"
+    assumes = "clients that are alike"
+    exact = (
+        "not exact: the mean of local hypergradients is not the hypergradient, so x is displaced whatever the steps, "
+        "and local steps on y add client drift unless corrected"
+    )
+    costs = (
+        "T + 1 exchanges per round: p + T d floats down and up with full participation (a client that missed the last "
+        "round also needs y: d more down); T tau_in Gg and tau_out (1 Gf, N H, 1 J) per client. With correction, T "
+        "more exchanges, T d more floats each way, and T (1 + 2 tau_in) Gg"
+    )
 
     lr_upper: float = parameter(20.0, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
     lr_lower: float = parameter(0.1, "step of the lower variable y", above=0, tune=(1e-3, 2.0))

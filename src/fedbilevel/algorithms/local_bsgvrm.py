@@ -1,7 +1,7 @@
 """Local-BSGVRM."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -23,11 +23,8 @@ class State(NamedTuple):
 class LocalBSGVRM(Algorithm):
     """Local-BSGVRM: local steps with STORM momenta along each client's own hypergradient; for identical clients only.
 
-    Gao: "On the Convergence of Momentum-Based Algorithms for Federated Bilevel Optimization Problems", arXiv
-    2204.13299, 2022.
-
-    With z = (x, y), the client's own directions D_m(z; xi) = (Phi_m(z; xi), grad_y g_m(z; xi)), where Phi_m inverts
-    the client's own Hessian by a Neumann series with Q products, and momenta d = (u, v)::
+    With z = (x, y), the client's own directions D_m(z; xi) = (Phi_m(z; xi), grad_y g_m(z; xi)), where Phi_m inverts the
+    client's own Hessian by a Neumann series with Q products, and momenta d = (u, v)::
 
         z_{t+1} = z_t - (beta_1, beta_2) eta d_t
         d_{t+1} = (1 - alpha eta^2) (d_t - D_m(z_t; xi)) + D_m(z_{t+1}; xi)
@@ -47,14 +44,26 @@ class LocalBSGVRM(Algorithm):
     P         local_steps      steps between averages
     ========  ==============   =====================
 
-    Two exchanges per round: 2 (p + d) floats down and up with full participation (a client that missed the last round
-    needs the point again: p + d more down); P (2 Gf, 2 Gg, 2 J, 2Q H) per client. Assumes identical clients and g
-    strongly convex in y. The body does not follow the paper's text, which was not at hand: a reconstruction. It takes
-    the whole Neumann series, not a randomly truncated one. On heterogeneous clients it is NOT exact: the mean of
-    inverses is not the inverse of the mean, and it goes to a zero of the mean of the clients' own hypergradients at
-    the shared y. Partial participation is not treated in the paper. Where the problem has constraints, every local
-    step is projected.
+    This takes the whole Neumann series, not a randomly truncated one. The paper does not treat partial participation.
+    If the problem has constraints, every local step is projected.
     """
+
+    citation = (
+        'Gao: "On the Convergence of Momentum-Based Algorithms for Federated Bilevel Optimization Problems", arXiv '
+        "2204.13299, 2022"
+    )
+    source = "reconstruction without the paper's text"
+    assumes = "identical clients and g strongly convex in y"
+    exact = (
+        "not exact: the mean of inverses is not the inverse of the mean, and it goes to a zero of the mean of the "
+        "clients' own hypergradients at the shared y"
+    )
+    costs = (
+        "Two exchanges per round: 2 (p + d) floats down and up with full participation (a client that missed the last "
+        "round needs the point again: p + d more down); P (2 Gf, 2 Gg, 2 J, 2Q H) per client"
+    )
+
+    remembers = "round"
 
     lr_upper: float = parameter(20.0, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
     lr_lower: float = parameter(0.5, "step of the lower variable y", above=0, tune=(1e-3, 2.0))
@@ -64,8 +73,6 @@ class LocalBSGVRM(Algorithm):
     c_upper: float = parameter(0.2, "forgetting of the momentum of x", least=0, tune=(1e-3, 1.0))
     c_lower: float = parameter(0.2, "forgetting of the momentum of y", least=0, tune=(1e-3, 1.0))
     local_steps: int = parameter(5, "local steps between averages", least=1)
-
-    remembers: ClassVar[Literal["nothing", "round", "run"]] = "round"
 
     def check(self) -> None:
         for name in ("c_upper", "c_lower"):

@@ -30,20 +30,16 @@ class Server(NamedTuple):
 class MeFBO(Algorithm):
     """MeFBO: gradients only; the lower level becomes a penalty on g minus its Moreau envelope.
 
-    "MeFBO: A Moreau Envelope Based First-order Stochastic Gradient Method for Nonconvex Federated Bilevel
-    Optimization", Algorithm 1 and eq. (8)-(12).
-
-    The saddle problem  min_{x, y} max_theta  f(x, y) / c + g(x, y) - g(x, theta) - |theta - y|^2 / (2 gamma)  is
-    linear in f and g. Client i makes the steps k = 0 .. tau - 1, with one batch of f and one of g for all terms of a
-    step, on all three variables at once, and sends the means of its directions; the server takes one step and
-    projects::
+    The saddle problem  min_{x, y} max_theta  f(x, y) / c + g(x, y) - g(x, theta) - |theta - y|^2 / (2 gamma)  is linear
+    in f and g. Client i takes the steps k = 0 .. tau - 1 on all three variables at once, with one batch of f and one of
+    g for all terms of a step, and sends the means of its directions. The server takes one step and projects::
 
         h_theta = grad_y g(x, theta) + (theta - y) / gamma
         h_y     = grad_y f(x, y) / c_t + grad_y g(x, y) - (y - theta) / gamma
         h_x     = grad_x f(x, y) / c_t + grad_x g(x, y) - grad_x g(x, theta)
 
-    (x, y, theta)_i <- (x, y, theta)_i - eta h_i (x, y, theta)   <- Proj( (x, y, theta) - lambda (n / |C|) sum_{i in
-    C} w_i mean_k h_i )
+        (x, y, theta)_i <- (x, y, theta)_i - eta h_i
+        (x, y, theta)   <- Proj( (x, y, theta) - lambda (n / |C|) sum_{i in C} w_i mean_k h_i )
 
     All steps are constant or change with the round t, from 0. The decreasing steps of Theorem C.1, with P clients per
     round, 1/2 < q < 1 and p < (1 - q) / 2, are lambda_theta = power(c_lambda tau^(1/4), -q), lambda_x = lambda_y =
@@ -63,16 +59,24 @@ class MeFBO(Algorithm):
     tau             local_steps      local steps between exchanges
     ==============  ==============   =====================
 
-    One exchange per round: p + 2d floats down and up; tau (1 Gf, 2 Gg) per client, no second derivatives. Assumes f
-    Lipschitz, f and g smooth, bounded heterogeneity; g need not be convex in y. Follows the paper, also in that only
-    the server projects. The first theta, which the paper leaves open, is y. The limit is that of the penalised
-    problem: for g with curvature mu, y misses y*(x) by about (1 + gamma mu) / (c gamma mu^2) times grad_y f, on
-    identical clients, too. h_x is of order 1 / c; with equal steps for y and theta and gamma L of order 1, the step
-    of x may grow with c. Theta must keep up with y: where gamma L is small, lambda_y must be below lambda_theta. The
-    defaults are stable on quadratics; the steps of the paper's experiments (0.1, 0.1, 0.07 with gamma 0.015) are not.
-    With tau > 1 and constant eta the limit is also displaced by client drift. Cohorts without replacement, with
-    weights n w_i / |C|.
+    The paper leaves the first theta open; here it is y. h_x is of order 1 / c; with equal steps for y and theta and
+    gamma L of order 1, the step of x may grow with c. Theta must keep up with y: if gamma L is small, lambda_y must be
+    below lambda_theta. The defaults are stable on quadratics; the steps of the paper's experiments (0.1, 0.1, 0.07 with
+    gamma 0.015) are not. Cohorts are drawn without replacement, with weights n w_i / |C|.
     """
+
+    citation = (
+        '"MeFBO: A Moreau Envelope Based First-order Stochastic Gradient Method for Nonconvex Federated Bilevel '
+        'Optimization", Algorithm 1 and eq. (8)-(12)'
+    )
+    source = "follows the paper, also in that only the server projects"
+    assumes = "f Lipschitz, f and g smooth, bounded heterogeneity; g need not be convex in y"
+    exact = (
+        "the limit is that of the penalised problem: for g with curvature mu, y misses y*(x) by about (1 + gamma mu) "
+        "/ (c gamma mu^2) times grad_y f, on identical clients, too; with tau > 1 and constant eta, client drift "
+        "displaces it as well"
+    )
+    costs = "One exchange per round: p + 2d floats down and up; tau (1 Gf, 2 Gg) per client, no second derivatives"
 
     lr_upper: Schedule = parameter(constant(0.1), "server step of the upper variable x", above=0, tune=(1e-3, 1e3))
     lr_lower: Schedule = parameter(constant(0.05), "server step of the lower variable y", above=0, tune=(1e-3, 2.0))

@@ -1,7 +1,7 @@
 """The primal-dual method for client weights."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,11 +37,7 @@ class Inner(NamedTuple):
 
 @dataclass(frozen=True)
 class PrimalDual(Algorithm):
-    """Primal-dual client weighting: descent on the model, ascent on the multiplier of its stationarity, and projected
-    descent on the clients' weights.
-
-    "Efficient Weighting and Optimization in Federated Learning: A Primal-Dual Approach" (anonymous, under review),
-    Algorithms 1 and 2.
+    """Primal-dual: descent on the model and the clients' weights, ascent on the multiplier of the model's stationarity.
 
     The constraint "w is trained with the weights x" is sum_i x_i grad f_i(w) = 0, with multiplier lambda::
 
@@ -59,28 +55,34 @@ class PrimalDual(Algorithm):
     eta_x       lr_upper         step of the weights x
     eta_w       lr_lower         step of the model w
     eta_lambda  lr_adjoint       step of lambda, which tends to -u*, minus the adjoint
-    Gamma       augmentation     share of the clients' losses in L; above (D L_2 + L_1) / mu in the theory, 1 in the
-                                 paper's experiments
+    Gamma       augmentation     share of the clients' losses in L; in theory above (D L_2 + L_1) / mu, in experiments 1
     K           inner_steps      steps of w and lambda before one of x
     D           radius           bound on the norm of lambda; D_w / mu in the theory, infinite by default
-    k           iterate          which inner step gives the gradient of x: last, or random (uniform in 1..K, as in the
-                                 theorems)
+    k           iterate          which inner step gives g_x: last, or random (uniform in 1 .. K, as in the theorems)
     ==========  ==============   =====================
 
-    K exchanges per round: 2Kd floats down and up, and K numbers lambda . grad f_i up; the weights are never sent. K (1
-    Gg, 1 H) per client; f_0 is evaluated on the server's rows. Assumes strongly convex client losses with Lipschitz
-    gradients and Hessians. Follows the paper (Gamma grad f_i has the weight x_i, as in eq. (3)). Exact on
-    heterogeneous clients for any K. The paper's active sets are independent in all steps k: sample with
-    Independent(p, resample=True); without resample one set serves the K steps of a round. Both are unbiased, since a
-    set is uniform given its size. lambda, which the paper leaves open, starts at 0. An upper loss that also depends
-    on x directly contributes its gradient to g_x.
+    The paper's active sets are independent in all steps k: sample with Independent(p, resample=True). Without resample
+    one set serves the K steps of a round. Both are unbiased, since a set is uniform given its size. The paper leaves
+    the first lambda open; here it is 0. An upper loss that also depends on x directly contributes its gradient to g_x.
 
-    Stable, for the eigenvalues h_0 of f_0's and h of the weighted Hessian, if eta_w (h_0 + Gamma h) < 2 and
-    eta_lambda h^2 < h_0 + Gamma h, roughly. With few inner steps a large eta_x makes x cycle; more of them help.
+    Stable, for the eigenvalues h_0 of f_0's and h of the weighted Hessian, if eta_w (h_0 + Gamma h) < 2 and eta_lambda
+    h^2 < h_0 + Gamma h, roughly. With few inner steps a large eta_x makes x cycle; more of them help.
     """
 
-    weighting: ClassVar[bool] = True
-    upper_at: ClassVar[Literal["clients", "server", "either"]] = "server"
+    citation = (
+        '"Efficient Weighting and Optimization in Federated Learning: A Primal-Dual Approach" (anonymous, under '
+        "review), Algorithms 1 and 2"
+    )
+    source = "follows the paper (Gamma grad f_i has the weight x_i, as in eq. (3))"
+    assumes = "strongly convex client losses with Lipschitz gradients and Hessians"
+    exact = "exact for any K"
+    costs = (
+        "K exchanges per round: 2Kd floats down and up, and K numbers lambda . grad f_i up; the weights are never "
+        "sent. K (1 Gg, 1 H) per client; f_0 is evaluated on the server's rows"
+    )
+
+    weighting = True
+    upper_at = "server"
 
     lr_upper: float = parameter(0.02, "step of the clients' weights x", above=0, tune=(1e-4, 1.0))
     lr_lower: float = parameter(0.1, "step of the model", above=0, tune=(1e-3, 1.0))

@@ -31,6 +31,7 @@ class Algorithm(ABC):
     bilevel: ClassVar[bool] = True
     """Whether it moves x at all."""
     lower_level: ClassVar[str] = "global"
+    """The problems that it solves: those with a "global" or with a "local" lower level."""
     weighting: ClassVar[bool] = False
     """Whether it only solves problems whose x is the clients' weights."""
     upper_at: ClassVar[Literal["clients", "server", "either"]] = "clients"
@@ -39,6 +40,17 @@ class Algorithm(ABC):
     """What a client keeps between exchanges: nothing (memory is None); until the end of the round (None at first, zeros
     after a loop that ran zero times, then what its last function returned); or for the whole run (starting from
     ``memory``)."""
+
+    citation: ClassVar[str] = ""
+    """For readers, like the four texts below: the paper, and the part of it that this is."""
+    source: ClassVar[str] = ""
+    """Whether the code "follows the paper", or is a "reconstruction" and from what."""
+    assumes: ClassVar[str] = ""
+    """What the theory assumes of f, g and the clients."""
+    exact: ClassVar[str] = ""
+    """Whether it ends at the solution where clients differ; if not, where else."""
+    costs: ClassVar[str] = ""
+    """Exchanges, floats and oracle calls of a round, as a formula in the hyper-parameters."""
 
     def memory(self, x: Vector, y: Vector) -> Any:
         """What every client keeps at the start, if it remembers for the whole run."""
