@@ -75,9 +75,9 @@ class AFL(Algorithm):
         rounds = rounds + 1
         return Server(clients.project_x(x + self.lr_upper * losses), y, mean + (y - mean) / rounds, rounds)
 
-    def evaluate(self, client: Client, memory: None, key: Key, y: Vector) -> tuple[None, Evaluation]:
+    def evaluate(self, client: Client, key: Key, y: Vector) -> Evaluation:
         unused = Vector(jnp.zeros(client.clients), "x")  # a client's own loss does not look at the weights
-        return memory, Evaluation(client.own.dy(unused, y, key), client.own.value(unused, y, key))
+        return Evaluation(client.own.dy(unused, y, key), client.own.value(unused, y, key))
 
     def solution(self, server: Server, memory: None) -> tuple[Vector, Vector]:
         return server.x, server.mean

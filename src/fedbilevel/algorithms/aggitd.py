@@ -112,35 +112,29 @@ class AggITD(Algorithm):
             return clients.project_y(y + clients.run(self.descend_corrected, x, y, omega).mean())
         return clients.project_y(y - self.lr_lower * omega)
 
-    def descend(self, client: Client, memory: None, key: Key, x: Vector, y: Vector) -> tuple[None, Vector]:
+    def descend(self, client: Client, key: Key, x: Vector, y: Vector) -> Vector:
         """q < Q'."""
-        return memory, client.g.dy(x, y, key)
+        return client.g.dy(x, y, key)
 
-    def descend_corrected(
-        self, client: Client, memory: None, key: Key, x: Vector, y: Vector, omega: Vector
-    ) -> tuple[None, Vector]:
-        return memory, corrected_lower(client, key, x, y, omega, self.lr_lower / self.local_steps, self.local_steps)
+    def descend_corrected(self, client: Client, key: Key, x: Vector, y: Vector, omega: Vector) -> Vector:
+        return corrected_lower(client, key, x, y, omega, self.lr_lower / self.local_steps, self.local_steps)
 
-    def begin(self, client: Client, memory: None, key: Key, x: Vector, y: Vector) -> tuple[None, tuple[Vector, Vector]]:
+    def begin(self, client: Client, key: Key, x: Vector, y: Vector) -> tuple[Vector, Vector]:
         """q = Q'."""
         zeta, xi = jax.random.split(key)
-        return memory, (client.g.dy(x, y, zeta), client.f.dy(x, y, xi))
+        return client.g.dy(x, y, zeta), client.f.dy(x, y, xi)
 
-    def aggregate(
-        self, client: Client, memory: None, key: Key, x: Vector, y: Vector, r: Vector
-    ) -> tuple[None, tuple[Vector, Vector]]:
+    def aggregate(self, client: Client, key: Key, x: Vector, y: Vector, r: Vector) -> tuple[Vector, Vector]:
         """q > Q': the direction of y, and the change of r."""
         zeta, psi, xi = jax.random.split(key, 3)
         change = -self.lr_lower * client.g.dyy(x, y, r, psi)
         if self.full_sum:
             change = change + client.f.dy(x, y, xi)
-        return memory, (client.g.dy(x, y, zeta), change)
+        return client.g.dy(x, y, zeta), change
 
-    def hypergradient(
-        self, client: Client, memory: None, key: Key, x: Vector, y: Vector, u: Vector
-    ) -> tuple[None, Vector]:
+    def hypergradient(self, client: Client, key: Key, x: Vector, y: Vector, u: Vector) -> Vector:
         xi, zeta = jax.random.split(key)
-        return memory, client.f.dx(x, y, xi) - client.g.dxy(x, y, u, zeta)
+        return client.f.dx(x, y, xi) - client.g.dxy(x, y, u, zeta)
 
     def solution(self, server: Server, memory: None) -> tuple[Vector, Vector]:
         return server.x, server.y

@@ -92,17 +92,17 @@ class F2SA(Algorithm):
         h = clients.run(self.upper, x, lower, k).mean()
         return Server(clients.project_x(x - self.lr_upper(k) * h), lower, k + 1)
 
-    def lower(self, client: Client, memory: None, key: Key, x: Vector, lower: Pair, k: Any) -> tuple[None, Pair]:
+    def lower(self, client: Client, key: Key, x: Vector, lower: Pair, k: Any) -> Pair:
         """Directions of y and z."""
         (y, z), (xi, at_y, at_z) = lower, jax.random.split(key, 3)
         dy = client.f.dy(x, y, xi) / self.penalty(k) + client.g.dy(x, y, at_y)
-        return memory, Pair(dy, client.g.dy(x, z, at_z))
+        return Pair(dy, client.g.dy(x, z, at_z))
 
-    def upper(self, client: Client, memory: None, key: Key, x: Vector, lower: Pair, k: Any) -> tuple[None, Vector]:
+    def upper(self, client: Client, key: Key, x: Vector, lower: Pair, k: Any) -> Vector:
         """The direction of x."""
         (y, z), (xi, at_y, at_z) = lower, jax.random.split(key, 3)
         difference = client.g.dx(x, y, at_y) - client.g.dx(x, z, at_z)
-        return memory, client.f.dx(x, y, xi) + self.penalty(k) * difference
+        return client.f.dx(x, y, xi) + self.penalty(k) * difference
 
     def solution(self, server: Server, memory: None) -> tuple[Vector, Vector]:
         return server.x, server.lower.z

@@ -79,13 +79,13 @@ class FedAvg(Algorithm):
 
         return Server(x, clients.repeat(self.local_steps, step, y))
 
-    def train(self, client: Client, memory: None, key: Key, x: Vector, y: Vector) -> tuple[None, Vector]:
+    def train(self, client: Client, key: Key, x: Vector, y: Vector) -> Vector:
         self.fits(client)
         loss = client.f if self.validation_only else client.own
         moved = local_sgd(client, key, x, y, self.lr_lower, self.local_steps, loss)
         if client.problem.weighting and not self.validation_only:
             moved = client.clients * x.tree[client.id] * moved
-        return memory, moved
+        return moved
 
     def fits(self, client: Client) -> None:
         """Refuse weights that are not this problem's; already when the costs are planned."""

@@ -59,7 +59,7 @@ class FedBiO(Algorithm):
     def round(self, clients: Clients, server: Point) -> Point:
         return feasible(clients, add(server, clients.run(self.descend, server).mean()))
 
-    def descend(self, client: Client, memory: None, key: Key, z: Point) -> tuple[None, Point]:
+    def descend(self, client: Client, key: Key, z: Point) -> Point:
         def step(z: Point, key: Key, _: Any) -> Point:
             z = feasible(client, z)
             nu, omega, q = directions(client, z, key, self.shared_batch)
@@ -69,7 +69,7 @@ class FedBiO(Algorithm):
                 u=project_ball(z.u - self.lr_adjoint * q, self.radius),
             )
 
-        return memory, sub(client.repeat(self.local_steps, step, z, key), z)
+        return sub(client.repeat(self.local_steps, step, z, key), z)
 
     def solution(self, server: Point, memory: None) -> tuple[Vector, Vector]:
         return server.x, server.y

@@ -97,27 +97,25 @@ class FedMBO(Algorithm):
         """Who goes on with which chain. One client along a whole chain would give its own, local hypergradient."""
         return clients.shuffle(v)
 
-    def lower_gradient(self, client: Client, memory: None, key: Key, x: Vector, y: Vector) -> tuple[None, Vector]:
-        return memory, client.g.dy(x, y, key)
+    def lower_gradient(self, client: Client, key: Key, x: Vector, y: Vector) -> Vector:
+        return client.g.dy(x, y, key)
 
-    def begin(self, client: Client, memory: None, key: Key, x: Vector, y: Vector) -> tuple[None, Vector]:
+    def begin(self, client: Client, key: Key, x: Vector, y: Vector) -> Vector:
         share = client.clients * client.weight
-        return memory, self.terms * self.lr_adjoint * share * client.f.dy(x, y, key)
+        return self.terms * self.lr_adjoint * share * client.f.dy(x, y, key)
 
-    def multiply(self, client: Client, memory: None, key: Key, x: Vector, y: Vector, v: Vector) -> tuple[None, Vector]:
+    def multiply(self, client: Client, key: Key, x: Vector, y: Vector, v: Vector) -> Vector:
         share = client.clients * client.weight
-        return memory, v - self.lr_adjoint * share * client.g.dyy(x, y, v, key)
+        return v - self.lr_adjoint * share * client.g.dyy(x, y, v, key)
 
-    def finish(self, client: Client, memory: None, key: Key, x: Vector, y: Vector, v: Vector) -> tuple[None, Vector]:
+    def finish(self, client: Client, key: Key, x: Vector, y: Vector, v: Vector) -> Vector:
         xi, zeta = jax.random.split(key)
-        return memory, client.f.dx(x, y, xi) - client.g.dxy(x, y, v, zeta)
+        return client.f.dx(x, y, xi) - client.g.dxy(x, y, v, zeta)
 
-    def descend_upper(
-        self, client: Client, memory: None, key: Key, x: Vector, y: Vector, h: Vector
-    ) -> tuple[None, Vector]:
+    def descend_upper(self, client: Client, key: Key, x: Vector, y: Vector, h: Vector) -> Vector:
         """Only the direct part follows x; the indirect part stays as it is in h."""
         steps = self.local_steps_upper
-        return memory, corrected_upper(client, key, x, y, h, self.lr_upper / steps, steps)
+        return corrected_upper(client, key, x, y, h, self.lr_upper / steps, steps)
 
     def solution(self, server: Server, memory: None) -> tuple[Vector, Vector]:
         return server.x, server.y

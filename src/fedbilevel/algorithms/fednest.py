@@ -140,27 +140,23 @@ class FedNest(Algorithm):
         last = jax.random.randint(clients.next_key(), (), 0, self.terms)
         return clients.repeat(last, following, self.terms * p)
 
-    def lower_gradient(self, client: Client, memory: None, key: Key, x: Vector, y: Vector) -> tuple[None, Vector]:
-        return memory, client.g.dy(x, y, key)
+    def lower_gradient(self, client: Client, key: Key, x: Vector, y: Vector) -> Vector:
+        return client.g.dy(x, y, key)
 
-    def descend_lower(
-        self, client: Client, memory: None, key: Key, x: Vector, y: Vector, q: Vector
-    ) -> tuple[None, Vector]:
-        return memory, corrected_lower(client, key, x, y, q, self.lr_lower / self.local_steps, self.local_steps)
+    def descend_lower(self, client: Client, key: Key, x: Vector, y: Vector, q: Vector) -> Vector:
+        return corrected_lower(client, key, x, y, q, self.lr_lower / self.local_steps, self.local_steps)
 
-    def local_sgd(self, client: Client, memory: None, key: Key, x: Vector, y: Vector) -> tuple[None, Vector]:
+    def local_sgd(self, client: Client, key: Key, x: Vector, y: Vector) -> Vector:
         """FedInn without correction."""
-        return memory, local_sgd(client, key, x, y, self.lr_lower / self.local_steps, self.local_steps)
+        return local_sgd(client, key, x, y, self.lr_lower / self.local_steps, self.local_steps)
 
-    def upper_gradient(self, client: Client, memory: None, key: Key, x: Vector, y: Vector) -> tuple[None, Vector]:
-        return memory, client.f.dy(x, y, key)
+    def upper_gradient(self, client: Client, key: Key, x: Vector, y: Vector) -> Vector:
+        return client.f.dy(x, y, key)
 
-    def hessian(self, client: Client, memory: None, key: Key, x: Vector, y: Vector, p: Vector) -> tuple[None, Vector]:
-        return memory, client.g.dyy(x, y, p, key)
+    def hessian(self, client: Client, key: Key, x: Vector, y: Vector, p: Vector) -> Vector:
+        return client.g.dyy(x, y, p, key)
 
-    def own_powers(
-        self, client: Client, memory: None, key: Key, x: Vector, y: Vector, p: Vector
-    ) -> tuple[None, Vector]:
+    def own_powers(self, client: Client, key: Key, x: Vector, y: Vector, p: Vector) -> Vector:
         """What the authors' code adds up: powers of the client's own matrix, over k."""
 
         def add_power(carry: tuple[Vector, Vector], key: Key, i: Any) -> tuple[Vector, Vector]:
@@ -168,20 +164,16 @@ class FedNest(Algorithm):
             power = power - self.lr_adjoint * client.g.dyy(x, y, power, key)
             return power, total + power / (i + 1)
 
-        return memory, client.repeat(self.terms, add_power, (p, 0 * p), key)[1]
+        return client.repeat(self.terms, add_power, (p, 0 * p), key)[1]
 
-    def hypergradient(
-        self, client: Client, memory: None, key: Key, x: Vector, y: Vector, p: Vector
-    ) -> tuple[None, Vector]:
+    def hypergradient(self, client: Client, key: Key, x: Vector, y: Vector, p: Vector) -> Vector:
         xi, zeta = jax.random.split(key)
-        return memory, client.f.dx(x, y, xi) - client.g.dxy(x, y, p, zeta)
+        return client.f.dx(x, y, xi) - client.g.dxy(x, y, p, zeta)
 
-    def descend_upper(
-        self, client: Client, memory: None, key: Key, x: Vector, y: Vector, h: Vector
-    ) -> tuple[None, Vector]:
+    def descend_upper(self, client: Client, key: Key, x: Vector, y: Vector, h: Vector) -> Vector:
         """Only the direct part follows x; the indirect part stays as it is in h."""
         steps = self.local_steps_upper
-        return memory, corrected_upper(client, key, x, y, h, self.lr_upper / steps, steps)
+        return corrected_upper(client, key, x, y, h, self.lr_upper / steps, steps)
 
     def descend_alone(self, clients: Clients, x: Vector, y: Vector, indirect: Vector) -> Vector:
         """The same steps on the server, if it holds the upper loss."""
@@ -192,8 +184,8 @@ class FedNest(Algorithm):
 
         return clients.repeat(self.local_steps_upper, step, x)
 
-    def cross(self, client: Client, memory: None, key: Key, x: Vector, y: Vector, p: Vector) -> tuple[None, Vector]:
-        return memory, client.g.dxy(x, y, p, key)
+    def cross(self, client: Client, key: Key, x: Vector, y: Vector, p: Vector) -> Vector:
+        return client.g.dxy(x, y, p, key)
 
     def solution(self, server: Server, memory: None) -> tuple[Vector, Vector]:
         return server.x, server.y

@@ -87,13 +87,11 @@ class GD(Averages):
 
         return clients.repeat(self.solver_steps, step, (0 * fy, fy, fy, dot(fy, fy)))[0]
 
-    def hessian(self, client: Client, memory: None, key: Key, z: Pair, words: Words) -> tuple[None, jax.Array]:
-        return memory, client.g.hessian(*z, named(client, words))
+    def hessian(self, client: Client, key: Key, z: Pair, words: Words) -> jax.Array:
+        return client.g.hessian(*z, named(client, words))
 
-    def hessian_product(
-        self, client: Client, memory: None, key: Key, z: Pair, v: Vector, words: Words
-    ) -> tuple[None, Vector]:
-        return memory, client.g.dyy(*z, v, named(client, words))
+    def hessian_product(self, client: Client, key: Key, z: Pair, v: Vector, words: Words) -> Vector:
+        return client.g.dyy(*z, v, named(client, words))
 
     def solution(self, server: Pair, memory: None) -> tuple[Vector, Vector]:
         return server

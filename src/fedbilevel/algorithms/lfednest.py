@@ -87,24 +87,22 @@ class LFedNest(Algorithm):
             return clients.project_y(y + clients.run(self.descend_corrected, x, y, q).mean())
         return clients.project_y(y + clients.run(self.descend_lower, x, y).mean())
 
-    def descend_lower(self, client: Client, memory: None, key: Key, x: Vector, y: Vector) -> tuple[None, Vector]:
-        return memory, local_sgd(client, key, x, y, self.lr_lower, self.local_steps)
+    def descend_lower(self, client: Client, key: Key, x: Vector, y: Vector) -> Vector:
+        return local_sgd(client, key, x, y, self.lr_lower, self.local_steps)
 
-    def lower_gradient(self, client: Client, memory: None, key: Key, x: Vector, y: Vector) -> tuple[None, Vector]:
-        return memory, client.g.dy(x, y, key)
+    def lower_gradient(self, client: Client, key: Key, x: Vector, y: Vector) -> Vector:
+        return client.g.dy(x, y, key)
 
-    def descend_corrected(
-        self, client: Client, memory: None, key: Key, x: Vector, y: Vector, q: Vector
-    ) -> tuple[None, Vector]:
-        return memory, corrected_lower(client, key, x, y, q, self.lr_lower, self.local_steps)
+    def descend_corrected(self, client: Client, key: Key, x: Vector, y: Vector, q: Vector) -> Vector:
+        return corrected_lower(client, key, x, y, q, self.lr_lower, self.local_steps)
 
-    def descend_upper(self, client: Client, memory: None, key: Key, x: Vector, y: Vector) -> tuple[None, Vector]:
+    def descend_upper(self, client: Client, key: Key, x: Vector, y: Vector) -> Vector:
         def step(x: Vector, key: Key, _: Any) -> Vector:
             x = client.project_x(x)
             own = neumann_hypergradient(client, Pair(x, y), key, self.lr_adjoint, self.hessian_steps)
             return x - self.lr_upper * own
 
-        return memory, client.repeat(self.local_steps_upper, step, x, key) - x
+        return client.repeat(self.local_steps_upper, step, x, key) - x
 
     def solution(self, server: Server, memory: None) -> tuple[Vector, Vector]:
         return server.x, server.y

@@ -104,7 +104,7 @@ class MeFBO(Algorithm):
         theta = clients.project_y(z.theta - self.lr_prox(server.t) * h.theta)
         return Server(Triple(x, y, theta), server.t + 1)
 
-    def descend(self, client: Client, memory: None, key: Key, z: Triple, t: jax.Array) -> tuple[None, Triple]:
+    def descend(self, client: Client, key: Key, z: Triple, t: jax.Array) -> Triple:
         def step(carry: tuple[Triple, Triple], key: Key, _: Any) -> tuple[Triple, Triple]:
             z, total = carry
             h = self.directions(client, z, t, key)
@@ -117,7 +117,7 @@ class MeFBO(Algorithm):
 
         nothing = Triple(*(0 * v for v in z))
         _, total = client.repeat(self.local_steps, step, (z, nothing), key)
-        return memory, Triple(*(v / self.local_steps for v in total))
+        return Triple(*(v / self.local_steps for v in total))
 
     def directions(self, client: Client, z: Triple, t: jax.Array, key: Key) -> Triple:
         """A client's share of the directions that descend in x and y and ascend in theta."""

@@ -118,14 +118,12 @@ class PrimalDual(Algorithm):
         _, w, multiplier, g_x = clients.repeat(K, step, Inner(jnp.asarray(0), server.y, server.multiplier, 0 * x))
         return Server(clients.project_x(x - self.lr_upper * g_x), w, multiplier)
 
-    def differentiate(
-        self, client: Client, memory: None, key: Key, w: Vector, multiplier: Vector
-    ) -> tuple[None, Derivatives]:
+    def differentiate(self, client: Client, key: Key, w: Vector, multiplier: Vector) -> Derivatives:
         first, second = jax.random.split(key)
         unused = Vector(jnp.zeros(client.clients), "x")  # a client's own loss does not look at the weights
         gradient = client.own.dy(unused, w, first)
         product = client.own.dyy(unused, w, multiplier, second)
-        return memory, Derivatives(gradient, product, dot(multiplier, gradient))
+        return Derivatives(gradient, product, dot(multiplier, gradient))
 
     def solution(self, server: Server, memory: None) -> tuple[Vector, Vector]:
         return server.x, server.y

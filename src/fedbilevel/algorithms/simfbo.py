@@ -74,9 +74,9 @@ class SimFBO(Algorithm):
     def round(self, clients: Clients, server: Point) -> Point:
         return self.move(clients, server, clients.run(self.descend, server).estimate())
 
-    def descend(self, client: Client, memory: None, key: Key, z: Point) -> tuple[None, Point]:
+    def descend(self, client: Client, key: Key, z: Point) -> Point:
         """Local steps; what goes up is the sum of the directions along the way."""
-        return memory, self.collect(client, key, z)[0]
+        return self.collect(client, key, z)[0]
 
     def collect(self, client: Client, key: Key, z: Point) -> tuple[Point, jax.Array]:
         """The sums of the directions and of their coefficients along the local path."""
@@ -159,7 +159,7 @@ class ShroFBO(SimFBO):
         q, rho = clients.run(self.descend_mean, server).estimate()
         return self.move(clients, server, Point(*(rho * v for v in q)))
 
-    def descend_mean(self, client: Client, memory: None, key: Key, z: Point) -> tuple[None, tuple[Point, jax.Array]]:
+    def descend_mean(self, client: Client, key: Key, z: Point) -> tuple[Point, jax.Array]:
         """Local steps; what goes up is the mean of the directions along the way, and the number of steps."""
         q, total = self.collect(client, key, z)
-        return memory, (Point(*(v / total for v in q)), total)
+        return Point(*(v / total for v in q)), total

@@ -82,19 +82,19 @@ class Averages(Algorithm):
         series = clients.repeat(last, add_term, (v, v))[1] if whole else clients.repeat(last, multiply, v)
         return tuple(tau * s for s in series)
 
-    def lower_gradient(self, client: Client, memory: None, key: Key, z: Pair) -> tuple[None, Vector]:
-        return memory, client.g.dy(*z, key)
+    def lower_gradient(self, client: Client, key: Key, z: Pair) -> Vector:
+        return client.g.dy(*z, key)
 
-    def upper_gradients(self, client: Client, memory: None, key: Key, *points: Pair) -> tuple[None, Sequence[Pair]]:
-        return memory, [Pair(*client.f.gradients(*z, key)) for z in points]
+    def upper_gradients(self, client: Client, key: Key, *points: Pair) -> Sequence[Pair]:
+        return [Pair(*client.f.gradients(*z, key)) for z in points]
 
     def hessian_products(
-        self, client: Client, memory: None, key: Key, points: Sequence[Pair], v: Sequence[Vector]
-    ) -> tuple[None, tuple[Vector, ...]]:
-        return memory, tuple(client.g.dyy(*z, p, key) for z, p in zip(points, v, strict=True))
+        self, client: Client, key: Key, points: Sequence[Pair], v: Sequence[Vector]
+    ) -> tuple[Vector, ...]:
+        return tuple(client.g.dyy(*z, p, key) for z, p in zip(points, v, strict=True))
 
-    def cross_product(self, client: Client, memory: None, key: Key, z: Pair, v: Vector) -> tuple[None, Vector]:
-        return memory, client.g.dxy(*z, v, key)
+    def cross_product(self, client: Client, key: Key, z: Pair, v: Vector) -> Vector:
+        return client.g.dxy(*z, v, key)
 
 
 class Moving(NamedTuple):
@@ -160,15 +160,13 @@ class DoubleMomentum(Averages):
         """The value at the first point; minus what is kept of that at the second."""
         return values[0] if len(values) == 1 else values[0] - keep * values[1]
 
-    def finish(
-        self, client: Client, memory: None, key: Key, points: Sequence[Pair], u: Sequence[Vector], t: jax.Array
-    ) -> tuple[None, Pair]:
+    def finish(self, client: Client, key: Key, points: Sequence[Pair], u: Sequence[Vector], t: jax.Array) -> Pair:
         """Cross products, and the direction of y in the same message; differences of both points, not both."""
         psi, zeta = jax.random.split(key)
         keep_x, keep_y = self.keep(t)
         indirect = [client.g.dxy(*z, v, psi) for z, v in zip(points, u, strict=True)]
         omega = [client.g.dy(*z, zeta) for z in points]
-        return memory, Pair(self.newest(indirect, keep_x), self.newest(omega, keep_y))
+        return Pair(self.newest(indirect, keep_x), self.newest(omega, keep_y))
 
     def solution(self, server: Moving, memory: None) -> tuple[Vector, Vector]:
         return server.z

@@ -69,7 +69,7 @@ class Jointly(FedAvg):
     def round(self, clients: Clients, server: Server) -> Server:
         return add(server, clients.run(self.both, *server).mean())
 
-    def both(self, client: Client, memory: None, key: Key, x: Vector, y: Vector) -> tuple[None, Server]:
+    def both(self, client: Client, key: Key, x: Vector, y: Vector) -> Server:
         def step(z: Server, key: Key, _: Any) -> Server:
             first, second = jax.random.split(key)
             on_f, on_g = client.f.gradients(*z, first), client.g.gradients(*z, second)
@@ -77,7 +77,7 @@ class Jointly(FedAvg):
             return Server(*(v - self.lr_lower * mean for v, mean in zip(z, means, strict=True)))
 
         start = Server(x, y)
-        return memory, sub(client.repeat(self.local_steps, step, start, key), start)
+        return sub(client.repeat(self.local_steps, step, start, key), start)
 
 
 @cache  # one function for one model: it is compiled once
