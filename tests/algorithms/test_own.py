@@ -1,14 +1,19 @@
 """An algorithm of somebody else, outside of the package: it needs neither texts nor an entry in any list."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedbilevel as fb
 from fedbilevel.core import Client, Clients, Key
 from fedbilevel.core.vectors import Vector
+from fedbilevel.mathematics.averages import DoubleMomentumState
+from fedbilevel.mathematics.hypergradient import Pair
 from fedbilevel.report import catalogue
 from fedbilevel.tasks import Quadratic
 
@@ -55,6 +60,48 @@ def test_it_has_an_entry_without_texts() -> None:
     text = catalogue.markdown({"mine": Mine})
     assert "| `mine` | global lower level | 1 | d | d | 1 Gg |" in text
     assert "| `mine` | - | - | - |" in text
+
+
+class Theta(NamedTuple):
+    theta: Vector
+    adjoint: Vector
+
+
+@dataclass(frozen=True)
+class OtherNames(Mine):
+    """Calls its model theta, and its step lr; keeps an adjoint."""
+
+    steps: ClassVar[Mapping[str, str]] = {"theta": "lr"}
+
+    def init(self, clients: Clients, x: Vector, y: Vector) -> Any:
+        return Theta(y, 0 * y)
+
+    def round(self, clients: Clients, server: Any) -> Any:
+        x = Vector(np.zeros(2), "x")
+        return Theta(server.theta - self.lr * clients.run(self.gradient, x, server.theta).mean(), server.adjoint)
+
+    def solution(self, server: Any, memory: None) -> tuple[Vector, Vector]:
+        return Vector(np.zeros(2), "x"), server.theta
+
+    def variables(self, server: Theta) -> Mapping[str, Vector]:
+        return {"y": server.theta, "u": server.adjoint}
+
+
+def test_names_of_its_own() -> None:
+    """Diagnostics find the adjoint, and a diverging run names the step to lower."""
+    task = QUADRATIC.task()
+    row = fb.solve(task, OtherNames(), rounds=3, diagnostics=["adjoint_gap"]).history[0]
+    x, y = np.zeros(2), task.problem.start(jax.random.key(0))[1].tree
+    np.testing.assert_allclose(row["adjoint_gap"], np.linalg.norm(QUADRATIC.adjoint(x, np.asarray(y))), rtol=1e-9)
+    with pytest.raises(fb.Diverged, match=r"theta became NaN or infinite: try a smaller lr \(now 1e\+06\)"):
+        fb.solve(task, OtherNames(lr=1e6), rounds=100)
+
+
+def test_vectors_are_found_by_the_names_of_fields() -> None:
+    """Those of the point, not those of the momenta."""
+    a, b = (Pair(Vector(np.full(2, v), "x"), Vector(np.full(3, v), "y")) for v in (1.0, 2.0))
+    found = Mine().variables(DoubleMomentumState(a, b, jnp.asarray(0)))
+    assert found == {"x": a.x, "y": a.y}
 
 
 def test_texts_may_hold_anything() -> None:

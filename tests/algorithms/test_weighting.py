@@ -11,7 +11,7 @@ import pytest
 import fedbilevel as fb
 from fedbilevel.algorithms.afl import AFL
 from fedbilevel.algorithms.fedavg import FedAvg
-from fedbilevel.algorithms.primal_dual import PrimalDual, Server
+from fedbilevel.algorithms.primal_dual import PrimalDual, PrimalDualState
 from fedbilevel.core.vectors import Vector
 from fedbilevel.engines.messaging.local import Local
 from fedbilevel.engines.participation import Independent, Uniform
@@ -68,7 +68,7 @@ def servers(task: fb.Task, algorithm: fb.Algorithm, x: Any, y: Any, l: Any, coho
     engine = Simulation(unconstrained(task), algorithm, cohort)
     state = engine.start(0, x, y)
     if isinstance(algorithm, PrimalDual):
-        state = state._replace(server=Server(state.server.x, state.server.y, Vector(jnp.asarray(l), "y")))
+        state = state._replace(server=PrimalDualState(state.server.x, state.server.y, Vector(jnp.asarray(l), "y")))
 
     def one(key: jax.Array) -> Any:
         return _advance(engine.program, 0, engine.task.data, state._replace(key=key), jnp.asarray(1)).server

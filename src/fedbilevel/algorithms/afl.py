@@ -10,7 +10,7 @@ from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
 from fedbilevel.core.vectors import Vector
 
 
-class Server(NamedTuple):
+class AFLState(NamedTuple):
     """The weights (lambda in the paper), the model, its mean over the rounds so far, and their number."""
 
     x: Vector
@@ -64,20 +64,20 @@ class AFL(Algorithm):
     lr_upper: float = parameter(0.01, "step of the clients' weights", above=0, tune=(1e-4, 1.0))
     lr_lower: float = parameter(0.1, "step of the model", above=0, tune=(1e-3, 2.0))
 
-    def init(self, clients: Clients, x: Vector, y: Vector) -> Server:
-        return Server(x, y, mean=y, rounds=jnp.asarray(0))
+    def init(self, clients: Clients, x: Vector, y: Vector) -> AFLState:
+        return AFLState(x, y, mean=y, rounds=jnp.asarray(0))
 
-    def round(self, clients: Clients, server: Server) -> Server:
+    def round(self, clients: Clients, server: AFLState) -> AFLState:
         x, y, mean, rounds = server
         replies = clients.weighted(x.tree).run(self.evaluate, y)
         y = clients.project_y(y - self.lr_lower * replies.estimate().gradient)
         losses = Vector(replies.stack().loss, "x") / replies.replied().mean()
         rounds = rounds + 1
-        return Server(clients.project_x(x + self.lr_upper * losses), y, mean + (y - mean) / rounds, rounds)
+        return AFLState(clients.project_x(x + self.lr_upper * losses), y, mean + (y - mean) / rounds, rounds)
 
     def evaluate(self, client: Client, key: Key, y: Vector) -> Evaluation:
         unused = Vector(jnp.zeros(client.clients), "x")  # a client's own loss does not look at the weights
         return Evaluation(client.own.dy(unused, y, key), client.own.value(unused, y, key))
 
-    def solution(self, server: Server, memory: None) -> tuple[Vector, Vector]:
+    def solution(self, server: AFLState, memory: None) -> tuple[Vector, Vector]:
         return server.x, server.mean

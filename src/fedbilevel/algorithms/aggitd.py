@@ -1,7 +1,6 @@
 """FBO-AggITD."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import jax
 
@@ -9,13 +8,7 @@ from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
 from fedbilevel.core.vectors import Vector
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.mathematics.descent import corrected_lower
-
-
-class Server(NamedTuple):
-    """The upper and the lower variable."""
-
-    x: Vector
-    y: Vector
+from fedbilevel.mathematics.hypergradient import Pair
 
 
 @dataclass(frozen=True)
@@ -81,10 +74,10 @@ class AggITD(Algorithm):
         if self.lower == "sgd" and self.local_steps > 1:
             raise FedbilevelError("AggITD: local_steps greater than 1 need lower = svrg.")
 
-    def init(self, clients: Clients, x: Vector, y: Vector) -> Server:
-        return Server(x, y)
+    def init(self, clients: Clients, x: Vector, y: Vector) -> Pair:
+        return Pair(x, y)
 
-    def round(self, clients: Clients, server: Server) -> Server:
+    def round(self, clients: Clients, server: Pair) -> Pair:
         x, y = server
 
         def before(clients: Clients, y: Vector) -> Vector:
@@ -105,7 +98,7 @@ class AggITD(Algorithm):
         if many:
             y, r = clients.repeat(Q - 1 - first, after, (y, r))
         u = self.lr_lower * (1 if self.full_sum else Q) * r
-        return Server(clients.project_x(x - self.lr_upper * clients.run(self.hypergradient, x, y, u).mean()), y)
+        return Pair(clients.project_x(x - self.lr_upper * clients.run(self.hypergradient, x, y, u).mean()), y)
 
     def move(self, clients: Clients, x: Vector, y: Vector, omega: Vector) -> Vector:
         if self.lower == "svrg":
@@ -136,5 +129,5 @@ class AggITD(Algorithm):
         xi, zeta = jax.random.split(key)
         return client.f.dx(x, y, xi) - client.g.dxy(x, y, u, zeta)
 
-    def solution(self, server: Server, memory: None) -> tuple[Vector, Vector]:
+    def solution(self, server: Pair, memory: None) -> tuple[Vector, Vector]:
         return server.x, server.y

@@ -10,14 +10,7 @@ from fedbilevel.core import Algorithm, Client, Clients, Key, Replies, parameter
 from fedbilevel.core.vectors import Vector
 from fedbilevel.mathematics.compression import CountSketch, count_sketch, top_k
 from fedbilevel.mathematics.descent import local_sgd
-
-
-class Server(NamedTuple):
-    """The upper variable, the model, and the adjoint."""
-
-    x: Vector
-    y: Vector
-    u: Vector
+from fedbilevel.mathematics.hypergradient import Point
 
 
 class Memory(NamedTuple):
@@ -36,13 +29,13 @@ class Sparse(NamedTuple):
     weight: jax.Array
 
 
-class Direct(NamedTuple):
+class SketchMemory(NamedTuple):
     """What a client keeps while the server solves the sketched system: its gradient of f in x."""
 
     fx: Vector
 
 
-class Sketched(NamedTuple):
+class CommFedBiOSketchState(NamedTuple):
     """The upper variable, the model, and the seed of the last sketches."""
 
     x: Vector
@@ -100,10 +93,10 @@ class CommFedBiO(Algorithm):
     entries: int = parameter(100, "entries that a client uploads per compressed exchange", least=1)
     warm_start: bool = parameter(True, "start u where it was in the last round, not at 0")
 
-    def init(self, clients: Clients, x: Vector, y: Vector) -> Server:
-        return Server(x, y, u=0 * y)
+    def init(self, clients: Clients, x: Vector, y: Vector) -> Point:
+        return Point(x, y, u=0 * y)
 
-    def round(self, clients: Clients, server: Server) -> Server:
+    def round(self, clients: Clients, server: Point) -> Point:
         x, y, u = server
         y = clients.project_y(y + clients.run(self.train, x, y).mean())
         u = u if self.warm_start else 0 * u
@@ -113,7 +106,7 @@ class CommFedBiO(Algorithm):
             return subtract(u, clients.run(self.compress, x, y, u))
 
         u = clients.repeat(self.adjoint_steps - 1, step, u)
-        return Server(clients.project_x(x - self.lr_upper * clients.run(self.upper, x, y, u).mean()), y, u)
+        return Point(clients.project_x(x - self.lr_upper * clients.run(self.upper, x, y, u).mean()), y, u)
 
     def train(self, client: Client, memory: None, key: Key, x: Vector, y: Vector) -> tuple[None, Vector]:
         return memory, local_sgd(client, key, x, y, self.lr_lower, self.local_steps)
@@ -136,7 +129,7 @@ class CommFedBiO(Algorithm):
     def upper(self, client: Client, memory: Memory, key: Key, x: Vector, y: Vector, u: Vector) -> tuple[Memory, Vector]:
         return memory, memory.fx - client.g.dxy(x, y, u, key)
 
-    def solution(self, server: Server, memory: Any) -> tuple[Vector, Vector]:
+    def solution(self, server: Point, memory: Any) -> tuple[Vector, Vector]:
         return server.x, server.y
 
 
@@ -201,16 +194,16 @@ class CommFedBiOSketch(Algorithm):
     rows: int = parameter(200, "equations of the sketched system", least=1)
     fresh_sketch: bool = parameter(True, "draw new sketches in every round")
 
-    def init(self, clients: Clients, x: Vector, y: Vector) -> Sketched:
-        return Sketched(x, y, seed_from(clients.next_key()))
+    def init(self, clients: Clients, x: Vector, y: Vector) -> CommFedBiOSketchState:
+        return CommFedBiOSketchState(x, y, seed_from(clients.next_key()))
 
-    def round(self, clients: Clients, server: Sketched) -> Sketched:
+    def round(self, clients: Clients, server: CommFedBiOSketchState) -> CommFedBiOSketchState:
         x, y, seed = server
         y = clients.project_y(y + clients.run(self.train, x, y).mean())
         seed = seed_from(clients.next_key()) if self.fresh_sketch else seed
         matrix, right = clients.run(self.sketch, x, y, seed).mean()
         omega = jnp.linalg.lstsq(matrix, right)[0]
-        return Sketched(
+        return CommFedBiOSketchState(
             clients.project_x(x - self.lr_upper * clients.run(self.upper, x, y, seed, omega).mean()), y, seed
         )
 
@@ -224,7 +217,7 @@ class CommFedBiOSketch(Algorithm):
 
     def sketch(
         self, client: Client, memory: None, key: Key, x: Vector, y: Vector, seed: jax.Array
-    ) -> tuple[Direct, tuple[jax.Array, jax.Array]]:
+    ) -> tuple[SketchMemory, tuple[jax.Array, jax.Array]]:
         """S2 d2yy g S1', column by column, and S2 grad_y f."""
         S1, S2 = self.sketches(seed, y.size)
         xi, psi = jax.random.split(key)
@@ -236,15 +229,15 @@ class CommFedBiOSketch(Algorithm):
             return matrix.at[:, j].set(S2.of(client.g.dyy(x, y, S1.back(unit, y), psi)))
 
         matrix = client.repeat(self.columns, fill, jnp.zeros((self.rows, self.columns), right.dtype), key)
-        return Direct(fx), (matrix, right)
+        return SketchMemory(fx), (matrix, right)
 
     def upper(
-        self, client: Client, memory: Direct, key: Key, x: Vector, y: Vector, seed: jax.Array, omega: jax.Array
-    ) -> tuple[Direct, Vector]:
+        self, client: Client, memory: SketchMemory, key: Key, x: Vector, y: Vector, seed: jax.Array, omega: jax.Array
+    ) -> tuple[SketchMemory, Vector]:
         u = self.sketches(seed, y.size)[0].back(omega, y)
         return memory, memory.fx - client.g.dxy(x, y, u, key)
 
-    def solution(self, server: Sketched, memory: Any) -> tuple[Vector, Vector]:
+    def solution(self, server: CommFedBiOSketchState, memory: Any) -> tuple[Vector, Vector]:
         return server.x, server.y
 
 

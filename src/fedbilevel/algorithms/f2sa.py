@@ -1,7 +1,8 @@
 """F2SA."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,18 +12,18 @@ from fedbilevel.core.schedules import Schedule, constant, power
 from fedbilevel.core.vectors import Vector
 
 
-class Pair(NamedTuple):
+class LowerPair(NamedTuple):
     """y, which minimises f / lambda + g, and z, which minimises g; or a direction for each."""
 
     y: Vector
     z: Vector
 
 
-class Server(NamedTuple):
+class F2SAState(NamedTuple):
     """The upper variable, the two lower variables, and the number k of the next round, from 0."""
 
     x: Vector
-    lower: Pair
+    lower: LowerPair
     k: jax.Array
 
 
@@ -67,6 +68,8 @@ class F2SA(Algorithm):
         "round needs y and z again: 2d more) and p + 2 T d up; (T + 1) (1 Gf, 2 Gg) per client, no second derivatives"
     )
 
+    steps: ClassVar[Mapping[str, str]] = {**Algorithm.steps, "z": "lr_auxiliary"}
+
     lr_upper: Schedule = parameter(constant(0.1), "step of the upper variable x", above=0, tune=(1e-3, 1e3))
     lr_lower: Schedule = parameter(constant(0.1), "step of the lower variable y", above=0, tune=(1e-3, 2.0))
     lr_auxiliary: Schedule = parameter(constant(0.1), "step of z, the y without f", above=0, tune=(1e-3, 2.0))
@@ -75,34 +78,34 @@ class F2SA(Algorithm):
     )
     lower_steps: int = parameter(10, "exchanges for y and z before every step of x", least=1)
 
-    def init(self, clients: Clients, x: Vector, y: Vector) -> Server:
-        return Server(x, Pair(y, z=y), jnp.asarray(0))
+    def init(self, clients: Clients, x: Vector, y: Vector) -> F2SAState:
+        return F2SAState(x, LowerPair(y, z=y), jnp.asarray(0))
 
-    def round(self, clients: Clients, server: Server) -> Server:
+    def round(self, clients: Clients, server: F2SAState) -> F2SAState:
         x, lower, k = server
 
-        def step(clients: Clients, lower: Pair) -> Pair:
+        def step(clients: Clients, lower: LowerPair) -> LowerPair:
             d = clients.run(self.lower, x, lower, k).mean()
             y = clients.project_y(lower.y - self.lr_lower(k) * d.y)
-            return Pair(y, clients.project_y(lower.z - self.lr_auxiliary(k) * d.z))
+            return LowerPair(y, clients.project_y(lower.z - self.lr_auxiliary(k) * d.z))
 
         lower = step(clients, lower)  # before the loop, as it is the one that sends x
         if self.lower_steps > 1:
             lower = clients.repeat(self.lower_steps - 1, step, lower)
         h = clients.run(self.upper, x, lower, k).mean()
-        return Server(clients.project_x(x - self.lr_upper(k) * h), lower, k + 1)
+        return F2SAState(clients.project_x(x - self.lr_upper(k) * h), lower, k + 1)
 
-    def lower(self, client: Client, key: Key, x: Vector, lower: Pair, k: Any) -> Pair:
+    def lower(self, client: Client, key: Key, x: Vector, lower: LowerPair, k: Any) -> LowerPair:
         """Directions of y and z."""
         (y, z), (xi, at_y, at_z) = lower, jax.random.split(key, 3)
         dy = client.f.dy(x, y, xi) / self.penalty(k) + client.g.dy(x, y, at_y)
-        return Pair(dy, client.g.dy(x, z, at_z))
+        return LowerPair(dy, client.g.dy(x, z, at_z))
 
-    def upper(self, client: Client, key: Key, x: Vector, lower: Pair, k: Any) -> Vector:
+    def upper(self, client: Client, key: Key, x: Vector, lower: LowerPair, k: Any) -> Vector:
         """The direction of x."""
         (y, z), (xi, at_y, at_z) = lower, jax.random.split(key, 3)
         difference = client.g.dx(x, y, at_y) - client.g.dx(x, z, at_z)
         return client.f.dx(x, y, xi) + self.penalty(k) * difference
 
-    def solution(self, server: Server, memory: None) -> tuple[Vector, Vector]:
+    def solution(self, server: F2SAState, memory: None) -> tuple[Vector, Vector]:
         return server.x, server.lower.z

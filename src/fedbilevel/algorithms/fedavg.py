@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import jax.numpy as jnp
 
@@ -10,13 +9,7 @@ from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
 from fedbilevel.core.vectors import Vector
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.mathematics.descent import local_sgd
-
-
-class Server(NamedTuple):
-    """The upper variable, which stays as it is, and the model."""
-
-    x: Vector
-    y: Vector
+from fedbilevel.mathematics.hypergradient import Pair
 
 
 @dataclass(frozen=True)
@@ -64,20 +57,20 @@ class FedAvg(Algorithm):
         if self.client_weights and self.validation_only:
             raise FedbilevelError("FedAvg: validation_only leaves out the losses that client_weights would weigh.")
 
-    def init(self, clients: Clients, x: Vector, y: Vector) -> Server:
+    def init(self, clients: Clients, x: Vector, y: Vector) -> Pair:
         if self.client_weights:
             x = Vector(jnp.asarray(self.client_weights) / math.fsum(self.client_weights), "x")
-        return Server(x, y)
+        return Pair(x, y)
 
-    def round(self, clients: Clients, server: Server) -> Server:
+    def round(self, clients: Clients, server: Pair) -> Pair:
         x, y = server
         if not (self.validation_only and clients.holds_upper):
-            return Server(x, clients.project_y(y + clients.run(self.train, x, y).mean()))
+            return Pair(x, clients.project_y(y + clients.run(self.train, x, y).mean()))
 
         def step(clients: Clients, y: Vector) -> Vector:
             return clients.project_y(y - self.lr_lower * clients.f.dy(x, y, clients.next_key()))
 
-        return Server(x, clients.repeat(self.local_steps, step, y))
+        return Pair(x, clients.repeat(self.local_steps, step, y))
 
     def train(self, client: Client, key: Key, x: Vector, y: Vector) -> Vector:
         self.fits(client)
@@ -99,5 +92,5 @@ class FedAvg(Algorithm):
                 f"{len(self.client_weights)}."
             )
 
-    def solution(self, server: Server, memory: None) -> tuple[Vector, Vector]:
+    def solution(self, server: Pair, memory: None) -> tuple[Vector, Vector]:
         return server.x, server.y

@@ -7,11 +7,11 @@ import jax
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
 from fedbilevel.core.vectors import Vector
-from fedbilevel.mathematics.hypergradient import feasible
-from fedbilevel.mathematics.neumann import Pair, check_restart, neumann_hypergradient, trained
+from fedbilevel.mathematics.hypergradient import Pair, feasible
+from fedbilevel.mathematics.neumann import check_restart, neumann_hypergradient, trained
 
 
-class Server(NamedTuple):
+class FedBiOLocalState(NamedTuple):
     """The averaged upper variable: all that is ever sent."""
 
     x: Vector
@@ -91,11 +91,11 @@ class FedBiOLocal(Algorithm):
     def memory(self, x: Vector, y: Vector) -> Memory:
         return Memory(y, y if self.restart else None)
 
-    def init(self, clients: Clients, x: Vector, y: Vector) -> Server:
-        return Server(x)
+    def init(self, clients: Clients, x: Vector, y: Vector) -> FedBiOLocalState:
+        return FedBiOLocalState(x)
 
-    def round(self, clients: Clients, server: Server) -> Server:
-        return Server(clients.project_x(server.x + clients.run(self.descend, server.x).mean()))
+    def round(self, clients: Clients, server: FedBiOLocalState) -> FedBiOLocalState:
+        return FedBiOLocalState(clients.project_x(server.x + clients.run(self.descend, server.x).mean()))
 
     def descend(self, client: Client, memory: Memory, key: Key, x: Vector) -> tuple[Memory, Vector]:
         def step(z: Pair, key: Key, _: Any) -> Pair:
@@ -109,7 +109,7 @@ class FedBiOLocal(Algorithm):
         z = client.repeat(self.local_steps, step, Pair(x, memory.y), key)
         return memory._replace(y=z.y), z.x - x
 
-    def solution(self, server: Server, memory: Memory) -> tuple[Vector, Vector]:
+    def solution(self, server: FedBiOLocalState, memory: Memory) -> tuple[Vector, Vector]:
         return server.x, memory.y
 
 

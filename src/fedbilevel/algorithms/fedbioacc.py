@@ -13,7 +13,7 @@ from fedbilevel.errors import FedbilevelError
 from fedbilevel.mathematics.hypergradient import Point, directions, feasible
 
 
-class Server(NamedTuple):
+class FedBiOAccState(NamedTuple):
     """The averaged point, the averaged momenta, and the time t of the next step."""
 
     z: Point
@@ -21,7 +21,7 @@ class Server(NamedTuple):
     t: jax.Array
 
 
-class Local(NamedTuple):
+class Memory(NamedTuple):
     """What a client keeps from exchange A to exchange B: where it stood before averaging, and its momenta there."""
 
     z: Point
@@ -95,40 +95,40 @@ class FedBiOAcc(Algorithm):
                     f"FedBiOAcc: {name} * rate^2 must be at most 1, but is {worst:.3g} at t = 1: lower {name} or rate."
                 )
 
-    def init(self, clients: Clients, x: Vector, y: Vector) -> Server:
+    def init(self, clients: Clients, x: Vector, y: Vector) -> FedBiOAccState:
         z, t = Point(x, y, u=0 * y), jnp.asarray(1)
         z = feasible(clients, add(z, clients.run(self.start, z, t).mean()))
         return self.synchronise_momenta(clients, z, t)
 
-    def round(self, clients: Clients, server: Server) -> Server:
+    def round(self, clients: Clients, server: FedBiOAccState) -> FedBiOAccState:
         z = feasible(clients, add(server.z, clients.run(self.descend, *server).mean()))  # exchange A
         return self.synchronise_momenta(clients, z, server.t)
 
-    def synchronise_momenta(self, clients: Clients, z: Point, t: jax.Array) -> Server:
+    def synchronise_momenta(self, clients: Clients, z: Point, t: jax.Array) -> FedBiOAccState:
         d = clients.run(self.correct, z, t).mean()  # exchange B
-        return Server(z, d, t + self.local_steps)
+        return FedBiOAccState(z, d, t + self.local_steps)
 
-    def start(self, client: Client, memory: None, key: Key, z: Point, t: jax.Array) -> tuple[Local, Point]:
+    def start(self, client: Client, memory: None, key: Key, z: Point, t: jax.Array) -> tuple[Memory, Point]:
         """The first momenta, on a larger batch, and the first local steps with them."""
         first, key = jax.random.split(key)
         d = directions(client.larger_batches(self.first_batch), z, first, self.shared_batch)
         return self.descend(client, memory, key, z, d, t)
 
-    def descend(self, client: Client, memory: None, key: Key, z: Point, d: Point, t: jax.Array) -> tuple[Local, Point]:
+    def descend(self, client: Client, memory: None, key: Key, z: Point, d: Point, t: jax.Array) -> tuple[Memory, Point]:
         """I - 1 local steps, then the half of the I-th that precedes exchange A."""
 
-        def step(local: Local, key: Key, i: Any) -> Local:
+        def step(local: Memory, key: Key, i: Any) -> Memory:
             z = feasible(client, self.move(local, t + i))
-            return Local(z, self.momenta(client, key, z, local, t + i))
+            return Memory(z, self.momenta(client, key, z, local, t + i))
 
-        local = client.repeat(self.local_steps - 1, step, Local(z, d), key)
+        local = client.repeat(self.local_steps - 1, step, Memory(z, d), key)
         return local, sub(self.move(local, t + self.local_steps - 1), z)
 
-    def correct(self, client: Client, memory: Local, key: Key, z: Point, t: jax.Array) -> tuple[Local, Point]:
+    def correct(self, client: Client, memory: Memory, key: Key, z: Point, t: jax.Array) -> tuple[Memory, Point]:
         """The other half: momenta at the averaged point."""
         return memory, self.momenta(client, key, z, memory, t + self.local_steps - 1)
 
-    def move(self, local: Local, t: jax.Array) -> Point:
+    def move(self, local: Memory, t: jax.Array) -> Point:
         (x, y, u), (nu, omega, q), alpha = local.z, local.d, self.rate(t)
         return Point(
             x=x - self.lr_upper * alpha * nu,
@@ -136,10 +136,10 @@ class FedBiOAcc(Algorithm):
             u=project_ball(u - self.lr_adjoint * alpha * q, self.radius),
         )
 
-    def momenta(self, client: Client, key: Key, z: Point, old: Local, t: jax.Array) -> Point:
+    def momenta(self, client: Client, key: Key, z: Point, old: Memory, t: jax.Array) -> Point:
         new, past = (directions(client, point, key, self.shared_batch) for point in (z, old.z))
         kept = (1 - c * self.rate(t) ** 2 for c in (self.c_upper, self.c_lower, self.c_adjoint))
         return Point(*(n + keep * (d - p) for n, d, p, keep in zip(new, old.d, past, kept, strict=True)))
 
-    def solution(self, server: Server, memory: None) -> tuple[Vector, Vector]:
+    def solution(self, server: FedBiOAccState, memory: None) -> tuple[Vector, Vector]:
         return server.z.x, server.z.y

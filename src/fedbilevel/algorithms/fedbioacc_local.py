@@ -11,11 +11,11 @@ from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
 from fedbilevel.core.schedules import Schedule, constant
 from fedbilevel.core.vectors import Vector
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.mathematics.hypergradient import feasible
-from fedbilevel.mathematics.neumann import Pair, check_restart, neumann_hypergradient, trained
+from fedbilevel.mathematics.hypergradient import Pair, feasible
+from fedbilevel.mathematics.neumann import check_restart, neumann_hypergradient, trained
 
 
-class Server(NamedTuple):
+class FedBiOAccLocalState(NamedTuple):
     """The averaged x, its averaged momentum, and the time t of the next step."""
 
     x: Vector
@@ -23,7 +23,7 @@ class Server(NamedTuple):
     t: jax.Array
 
 
-class Local(NamedTuple):
+class Memory(NamedTuple):
     """A client's point, its momenta there, the time of the step that they are for, and with ``restart`` where y starts
     again. Between rounds only y and omega are of use; x and nu are kept from exchange A to exchange B.
     """
@@ -119,23 +119,23 @@ class FedBiOAccLocal(Algorithm):
 
         check_restart(type(self).__name__, self.restart, self.shared_batch)
 
-    def memory(self, x: Vector, y: Vector) -> Local:
-        return Local(Pair(x, y), Pair(0 * x, 0 * y), jnp.zeros((), int), y if self.restart else None)
+    def memory(self, x: Vector, y: Vector) -> Memory:
+        return Memory(Pair(x, y), Pair(0 * x, 0 * y), jnp.zeros((), int), y if self.restart else None)
 
-    def init(self, clients: Clients, x: Vector, y: Vector) -> Server:
+    def init(self, clients: Clients, x: Vector, y: Vector) -> FedBiOAccLocalState:
         t = jnp.asarray(1)
         x = clients.project_x(x + clients.run(self.start, x, t).mean())
         return self.synchronise_momentum(clients, x, t)
 
-    def round(self, clients: Clients, server: Server) -> Server:
+    def round(self, clients: Clients, server: FedBiOAccLocalState) -> FedBiOAccLocalState:
         x = clients.project_x(server.x + clients.run(self.descend, *server).mean())  # exchange A
         return self.synchronise_momentum(clients, x, server.t)
 
-    def synchronise_momentum(self, clients: Clients, x: Vector, t: jax.Array) -> Server:
+    def synchronise_momentum(self, clients: Clients, x: Vector, t: jax.Array) -> FedBiOAccLocalState:
         nu = clients.run(self.correct, x, t).mean()  # exchange B
-        return Server(x, nu, t + self.local_steps)
+        return FedBiOAccLocalState(x, nu, t + self.local_steps)
 
-    def start(self, client: Client, memory: Local, key: Key, x: Vector, t: jax.Array) -> tuple[Local, Vector]:
+    def start(self, client: Client, memory: Memory, key: Key, x: Vector, t: jax.Array) -> tuple[Memory, Vector]:
         """The first momenta, on a larger batch, and the first local steps with them."""
         first, key = jax.random.split(key)
         z = feasible(client, Pair(x, memory.z.y))
@@ -145,29 +145,29 @@ class FedBiOAccLocal(Algorithm):
         else:
             z = self.restarted(larger, memory.first, first, x)
             d = Pair(self.hypergradient(larger, z, first), memory.d.y)
-        return self.descend(client, Local(z, d, t, memory.first), key, x, d.x, t)
+        return self.descend(client, Memory(z, d, t, memory.first), key, x, d.x, t)
 
     def descend(
-        self, client: Client, memory: Local, key: Key, x: Vector, nu: Vector, t: jax.Array
-    ) -> tuple[Local, Vector]:
+        self, client: Client, memory: Memory, key: Key, x: Vector, nu: Vector, t: jax.Array
+    ) -> tuple[Memory, Vector]:
         """I - 1 local steps, then the half of the I-th that precedes exchange A: only x moves."""
 
-        def step(local: Local, key: Key, i: Any) -> Local:
+        def step(local: Memory, key: Key, i: Any) -> Memory:
             return self.step(client, key, local, self.move(local, t + i), t + i)
 
         local = memory._replace(z=Pair(x, memory.z.y), d=Pair(nu, memory.d.y))
         local = client.repeat(self.local_steps - 1, step, local, key)
         return local, self.move(local, t + self.local_steps - 1) - x
 
-    def correct(self, client: Client, memory: Local, key: Key, x: Vector, t: jax.Array) -> tuple[Local, Vector]:
+    def correct(self, client: Client, memory: Memory, key: Key, x: Vector, t: jax.Array) -> tuple[Memory, Vector]:
         """The other half: y moves, and the momenta follow to the averaged x."""
         local = self.step(client, key, memory, x, t + self.local_steps - 1)
         return local, local.d.x
 
-    def move(self, local: Local, t: jax.Array) -> Vector:
+    def move(self, local: Memory, t: jax.Array) -> Vector:
         return local.z.x - self.lr_upper * self.rate(t) * local.d.x
 
-    def step(self, client: Client, key: Key, local: Local, x: Vector, t: jax.Array) -> Local:
+    def step(self, client: Client, key: Key, local: Memory, x: Vector, t: jax.Array) -> Memory:
         """The step of time t, which leads x to where it is told."""
         alpha, (b_y, b_x) = self.rate(t), self.batches(key)
         if local.first is None:
@@ -178,9 +178,9 @@ class FedBiOAccLocal(Algorithm):
             (z, old), omega = client.at_both(restarted, x, local.z.x), local.d.y
         new, past = client.at_both(lambda point: self.hypergradient(client, point, b_x), z, old)
         nu = new + (1 - self.c_upper * alpha**2) * (local.d.x - past)
-        return Local(z, Pair(nu, omega), t + 1, local.first)
+        return Memory(z, Pair(nu, omega), t + 1, local.first)
 
-    def follow(self, client: Client, key: Key, local: Local, x: Vector, t: jax.Array) -> tuple[Pair, Vector]:
+    def follow(self, client: Client, key: Key, local: Memory, x: Vector, t: jax.Array) -> tuple[Pair, Vector]:
         """The point with the new x, where y has followed, and the momentum of y there."""
         alpha = self.rate(t)
 
@@ -207,7 +207,7 @@ class FedBiOAccLocal(Algorithm):
         """The names of the batches for y and for x."""
         return (key, key) if self.shared_batch else tuple(jax.random.split(key))
 
-    def solution(self, server: Server, memory: Local) -> tuple[Vector, Vector]:
+    def solution(self, server: FedBiOAccLocalState, memory: Memory) -> tuple[Vector, Vector]:
         return server.x, memory.z.y
 
 

@@ -1,20 +1,13 @@
 """FedMBO."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import jax
 
 from fedbilevel.core import Algorithm, Client, Clients, Each, Key, parameter
 from fedbilevel.core.vectors import Vector
 from fedbilevel.mathematics.descent import corrected_upper
-
-
-class Server(NamedTuple):
-    """The upper and the lower variable."""
-
-    x: Vector
-    y: Vector
+from fedbilevel.mathematics.hypergradient import Pair
 
 
 @dataclass(frozen=True)
@@ -72,10 +65,10 @@ class FedMBO(Algorithm):
     terms: int = parameter(5, "terms of the Neumann series", least=1)
     local_steps_upper: int = parameter(1, "local steps on x between averages", least=1)
 
-    def init(self, clients: Clients, x: Vector, y: Vector) -> Server:
-        return Server(x, y)
+    def init(self, clients: Clients, x: Vector, y: Vector) -> Pair:
+        return Pair(x, y)
 
-    def round(self, clients: Clients, server: Server) -> Server:
+    def round(self, clients: Clients, server: Pair) -> Pair:
         x, y = server
 
         def descend(clients: Clients, y: Vector) -> Vector:
@@ -90,8 +83,8 @@ class FedMBO(Algorithm):
             v = clients.repeat(jax.random.randint(clients.next_key(), (), 0, self.terms), hand_on, v)
         h = clients.run(self.finish, x, y, self.next_clients(clients, v)).estimate()
         if self.local_steps_upper == 1:
-            return Server(clients.project_x(x - self.lr_upper * h), y)
-        return Server(clients.project_x(x + clients.run(self.descend_upper, x, y, h).mean()), y)
+            return Pair(clients.project_x(x - self.lr_upper * h), y)
+        return Pair(clients.project_x(x + clients.run(self.descend_upper, x, y, h).mean()), y)
 
     def next_clients(self, clients: Clients, v: Each) -> Each:
         """Who goes on with which chain. One client along a whole chain would give its own, local hypergradient."""
@@ -117,5 +110,5 @@ class FedMBO(Algorithm):
         steps = self.local_steps_upper
         return corrected_upper(client, key, x, y, h, self.lr_upper / steps, steps)
 
-    def solution(self, server: Server, memory: None) -> tuple[Vector, Vector]:
+    def solution(self, server: Pair, memory: None) -> tuple[Vector, Vector]:
         return server.x, server.y

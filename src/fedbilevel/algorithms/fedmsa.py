@@ -12,7 +12,7 @@ from fedbilevel.errors import FedbilevelError
 from fedbilevel.mathematics.hypergradient import Point, directions, feasible
 
 
-class Server(NamedTuple):
+class FedMSAState(NamedTuple):
     """The point, its momenta, and how much of them the next exchange keeps: nothing at first, then 1 - rho."""
 
     z: Point
@@ -75,15 +75,15 @@ class FedMSA(Algorithm):
     def memory(self, x: Vector, y: Vector) -> Point:
         return Point(x, y, u=0 * y)
 
-    def init(self, clients: Clients, x: Vector, y: Vector) -> Server:
-        return Server(Point(x, y, u=0 * y), Point(0 * x, 0 * y, 0 * y), jnp.zeros(()))
+    def init(self, clients: Clients, x: Vector, y: Vector) -> FedMSAState:
+        return FedMSAState(Point(x, y, u=0 * y), Point(0 * x, 0 * y, 0 * y), jnp.zeros(()))
 
-    def round(self, clients: Clients, server: Server) -> Server:
+    def round(self, clients: Clients, server: FedMSAState) -> FedMSAState:
         z, keep = server.z, server.keep
         d = add(Point(*(keep * v for v in server.d)), clients.run(self.compare, z, keep).mean())
         movers = clients.sample(self.movers) if self.movers else clients
         z = feasible(clients, add(z, movers.run(self.descend, z, d).mean()))
-        return Server(z, d, jnp.full((), 1 - self.forgetting))
+        return FedMSAState(z, d, jnp.full((), 1 - self.forgetting))
 
     def compare(self, client: Client, memory: Point, key: Key, z: Point, keep: jax.Array) -> tuple[Point, Point]:
         """What the momenta gain from the last server point to this one; the client remembers this one."""
@@ -110,5 +110,5 @@ class FedMSA(Algorithm):
             u=z.u - self.lr_adjoint * d.u,
         )
 
-    def solution(self, server: Server, memory: Point) -> tuple[Vector, Vector]:
+    def solution(self, server: FedMSAState, memory: Point) -> tuple[Vector, Vector]:
         return server.z.x, server.z.y

@@ -1,7 +1,7 @@
 """FedNest."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -9,13 +9,7 @@ from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
 from fedbilevel.core.vectors import Vector
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.mathematics.descent import corrected_lower, corrected_upper, local_sgd
-
-
-class Server(NamedTuple):
-    """The upper and the lower variable."""
-
-    x: Vector
-    y: Vector
+from fedbilevel.mathematics.hypergradient import Pair
 
 
 @dataclass(frozen=True)
@@ -98,17 +92,17 @@ class FedNest(Algorithm):
         if self.full_series and self.released_code:
             raise FedbilevelError("FedNest: full_series and released_code are two ways to compute one thing.")
 
-    def init(self, clients: Clients, x: Vector, y: Vector) -> Server:
-        return Server(x, y)
+    def init(self, clients: Clients, x: Vector, y: Vector) -> Pair:
+        return Pair(x, y)
 
-    def round(self, clients: Clients, server: Server) -> Server:
+    def round(self, clients: Clients, server: Pair) -> Pair:
         x, y = server
         y = clients.repeat(self.inner_rounds, lambda clients, y: self.inner(clients, x, y), y)
         p = self.adjoint(clients, x, y)
         if clients.holds_upper:
-            return Server(self.descend_alone(clients, x, y, clients.run(self.cross, x, y, p).mean()), y)
+            return Pair(self.descend_alone(clients, x, y, clients.run(self.cross, x, y, p).mean()), y)
         h = clients.run(self.hypergradient, x, y, p).mean()
-        return Server(clients.project_x(x + clients.run(self.descend_upper, x, y, h).mean()), y)
+        return Pair(clients.project_x(x + clients.run(self.descend_upper, x, y, h).mean()), y)
 
     def inner(self, clients: Clients, x: Vector, y: Vector) -> Vector:
         """FedInn."""
@@ -187,5 +181,5 @@ class FedNest(Algorithm):
     def cross(self, client: Client, key: Key, x: Vector, y: Vector, p: Vector) -> Vector:
         return client.g.dxy(x, y, p, key)
 
-    def solution(self, server: Server, memory: None) -> tuple[Vector, Vector]:
+    def solution(self, server: Pair, memory: None) -> tuple[Vector, Vector]:
         return server.x, server.y

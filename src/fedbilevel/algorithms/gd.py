@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from fedbilevel.core import Client, Clients, Key, parameter
 from fedbilevel.core.vectors import Vector, dot
 from fedbilevel.mathematics.averages import Averages, Words, name_batches, named
-from fedbilevel.mathematics.neumann import Pair
+from fedbilevel.mathematics.hypergradient import Pair
 
 
 @dataclass(frozen=True)

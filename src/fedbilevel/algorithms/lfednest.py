@@ -1,19 +1,13 @@
 """LFedNest."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
 from fedbilevel.core.vectors import Vector
 from fedbilevel.mathematics.descent import corrected_lower, local_sgd
-from fedbilevel.mathematics.neumann import Pair, neumann_hypergradient
-
-
-class Server(NamedTuple):
-    """The upper and the lower variable."""
-
-    x: Vector
-    y: Vector
+from fedbilevel.mathematics.hypergradient import Pair
+from fedbilevel.mathematics.neumann import neumann_hypergradient
 
 
 @dataclass(frozen=True)
@@ -73,13 +67,13 @@ class LFedNest(Algorithm):
     hessian_steps: int = parameter(5, "Hessian products of the Neumann series", least=0)
     correction: bool = parameter(False, "correct the local steps on y for client drift, by one exchange more each")
 
-    def init(self, clients: Clients, x: Vector, y: Vector) -> Server:
-        return Server(x, y)
+    def init(self, clients: Clients, x: Vector, y: Vector) -> Pair:
+        return Pair(x, y)
 
-    def round(self, clients: Clients, server: Server) -> Server:
+    def round(self, clients: Clients, server: Pair) -> Pair:
         x, y = server
         y = clients.repeat(self.inner_rounds, lambda clients, y: self.inner(clients, x, y), y)
-        return Server(clients.project_x(x + clients.run(self.descend_upper, x, y).mean()), y)
+        return Pair(clients.project_x(x + clients.run(self.descend_upper, x, y).mean()), y)
 
     def inner(self, clients: Clients, x: Vector, y: Vector) -> Vector:
         if self.correction:
@@ -104,5 +98,5 @@ class LFedNest(Algorithm):
 
         return client.repeat(self.local_steps_upper, step, x, key) - x
 
-    def solution(self, server: Server, memory: None) -> tuple[Vector, Vector]:
+    def solution(self, server: Pair, memory: None) -> tuple[Vector, Vector]:
         return server.x, server.y

@@ -8,11 +8,11 @@ import jax
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
 from fedbilevel.core.vectors import Vector, add, sub
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.mathematics.hypergradient import feasible
-from fedbilevel.mathematics.neumann import Pair, local_directions
+from fedbilevel.mathematics.hypergradient import Pair, feasible
+from fedbilevel.mathematics.neumann import local_directions
 
 
-class State(NamedTuple):
+class LocalBSGVRMState(NamedTuple):
     """A point and the momenta there: of the server, or of a client from exchange A to exchange B."""
 
     z: Pair
@@ -82,40 +82,40 @@ class LocalBSGVRM(Algorithm):
                     f"LocalBSGVRM: {name} * rate^2 must be at most 1, but is {worst:.3g}: lower {name} or rate."
                 )
 
-    def init(self, clients: Clients, x: Vector, y: Vector) -> State:
+    def init(self, clients: Clients, x: Vector, y: Vector) -> LocalBSGVRMState:
         return self.synchronise(clients, Pair(x, y), clients.run(self.start, Pair(x, y)).mean())
 
-    def round(self, clients: Clients, server: State) -> State:
+    def round(self, clients: Clients, server: LocalBSGVRMState) -> LocalBSGVRMState:
         return self.synchronise(clients, server.z, clients.run(self.descend, *server).mean())  # exchange A
 
-    def synchronise(self, clients: Clients, z: Pair, moved: Pair) -> State:
+    def synchronise(self, clients: Clients, z: Pair, moved: Pair) -> LocalBSGVRMState:
         z = feasible(clients, add(z, moved))
-        return State(z, clients.run(self.correct, z).mean())  # exchange B
+        return LocalBSGVRMState(z, clients.run(self.correct, z).mean())  # exchange B
 
-    def start(self, client: Client, memory: None, key: Key, z: Pair) -> tuple[State, Pair]:
+    def start(self, client: Client, memory: None, key: Key, z: Pair) -> tuple[LocalBSGVRMState, Pair]:
         """The first momenta are each client's own."""
         first, key = jax.random.split(key)
         return self.descend(client, memory, key, z, self.directions(client, z, first))
 
-    def descend(self, client: Client, memory: None, key: Key, z: Pair, d: Pair) -> tuple[State, Pair]:
+    def descend(self, client: Client, memory: None, key: Key, z: Pair, d: Pair) -> tuple[LocalBSGVRMState, Pair]:
         """P - 1 local steps, then the half of the P-th that precedes exchange A."""
 
-        def step(local: State, key: Key, _: Any) -> State:
+        def step(local: LocalBSGVRMState, key: Key, _: Any) -> LocalBSGVRMState:
             z = feasible(client, self.move(local))
-            return State(z, self.momenta(client, key, z, local))
+            return LocalBSGVRMState(z, self.momenta(client, key, z, local))
 
-        local = client.repeat(self.local_steps - 1, step, State(z, d), key)
+        local = client.repeat(self.local_steps - 1, step, LocalBSGVRMState(z, d), key)
         return local, sub(self.move(local), z)
 
-    def correct(self, client: Client, memory: State, key: Key, z: Pair) -> tuple[State, Pair]:
+    def correct(self, client: Client, memory: LocalBSGVRMState, key: Key, z: Pair) -> tuple[LocalBSGVRMState, Pair]:
         """The other half: momenta at the averaged point."""
         return memory, self.momenta(client, key, z, memory)
 
-    def move(self, local: State) -> Pair:
+    def move(self, local: LocalBSGVRMState) -> Pair:
         (x, y), (u, v) = local
         return Pair(x - self.lr_upper * self.rate * u, y - self.lr_lower * self.rate * v)
 
-    def momenta(self, client: Client, key: Key, z: Pair, old: State) -> Pair:
+    def momenta(self, client: Client, key: Key, z: Pair, old: LocalBSGVRMState) -> Pair:
         new, past = (self.directions(client, point, key) for point in (z, old.z))
         u = (1 - self.c_upper * self.rate**2) * (old.d.x - past.x) + new.x
         v = (1 - self.c_lower * self.rate**2) * (old.d.y - past.y) + new.y
@@ -124,5 +124,5 @@ class LocalBSGVRM(Algorithm):
     def directions(self, client: Client, z: Pair, key: Key) -> Pair:
         return local_directions(client, z, key, self.lr_adjoint, self.neumann_steps)
 
-    def solution(self, server: State, memory: None) -> tuple[Vector, Vector]:
+    def solution(self, server: LocalBSGVRMState, memory: None) -> tuple[Vector, Vector]:
         return server.z

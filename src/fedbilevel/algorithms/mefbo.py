@@ -1,7 +1,8 @@
 """MeFBO."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ class Triple(NamedTuple):
     theta: Vector
 
 
-class Server(NamedTuple):
+class MeFBOState(NamedTuple):
     """The point, and the number t of the next round, from 0."""
 
     z: Triple
@@ -78,6 +79,8 @@ class MeFBO(Algorithm):
     )
     costs = "One exchange per round: p + 2d floats down and up; tau (1 Gf, 2 Gg) per client, no second derivatives"
 
+    steps: ClassVar[Mapping[str, str]] = {**Algorithm.steps, "theta": "lr_prox"}
+
     lr_upper: Schedule = parameter(constant(0.1), "server step of the upper variable x", above=0, tune=(1e-3, 1e3))
     lr_lower: Schedule = parameter(constant(0.05), "server step of the lower variable y", above=0, tune=(1e-3, 2.0))
     lr_prox: Schedule = parameter(constant(0.1), "server step of the proximal point theta", above=0, tune=(1e-3, 2.0))
@@ -94,15 +97,15 @@ class MeFBO(Algorithm):
     prox: float = parameter(0.1, "proximal parameter of the Moreau envelope", above=0, tune=(1e-3, 1.0))
     local_steps: int = parameter(1, "local steps between exchanges", least=1)
 
-    def init(self, clients: Clients, x: Vector, y: Vector) -> Server:
-        return Server(Triple(x, y, theta=y), jnp.asarray(0))
+    def init(self, clients: Clients, x: Vector, y: Vector) -> MeFBOState:
+        return MeFBOState(Triple(x, y, theta=y), jnp.asarray(0))
 
-    def round(self, clients: Clients, server: Server) -> Server:
+    def round(self, clients: Clients, server: MeFBOState) -> MeFBOState:
         z, h = server.z, clients.run(self.descend, *server).estimate()
         x = clients.project_x(z.x - self.lr_upper(server.t) * h.x)
         y = clients.project_y(z.y - self.lr_lower(server.t) * h.y)
         theta = clients.project_y(z.theta - self.lr_prox(server.t) * h.theta)
-        return Server(Triple(x, y, theta), server.t + 1)
+        return MeFBOState(Triple(x, y, theta), server.t + 1)
 
     def descend(self, client: Client, key: Key, z: Triple, t: jax.Array) -> Triple:
         def step(carry: tuple[Triple, Triple], key: Key, _: Any) -> tuple[Triple, Triple]:
@@ -129,5 +132,5 @@ class MeFBO(Algorithm):
         pull = (theta - y) / self.prox
         return Triple(x=fx / c + gx - gx_theta, y=fy / c + gy + pull, theta=gy_theta + pull)
 
-    def solution(self, server: Server, memory: None) -> tuple[Vector, Vector]:
+    def solution(self, server: MeFBOState, memory: None) -> tuple[Vector, Vector]:
         return server.z.x, server.z.y

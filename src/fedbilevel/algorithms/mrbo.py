@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fedbilevel.core import Clients, parameter
 from fedbilevel.core.vectors import Vector
 from fedbilevel.mathematics.averages import DoubleMomentum
-from fedbilevel.mathematics.neumann import Pair
+from fedbilevel.mathematics.hypergradient import Pair
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """The primal-dual method for client weights."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
 from fedbilevel.core.vectors import Vector, dot, project_ball
 
 
-class Server(NamedTuple):
+class PrimalDualState(NamedTuple):
     """The weights x, the model (w in the paper) and the multiplier lambda of its stationarity."""
 
     x: Vector
@@ -83,6 +84,7 @@ class PrimalDual(Algorithm):
 
     weighting = True
     upper_at = "server"
+    steps: ClassVar[Mapping[str, str]] = {**Algorithm.steps, "multiplier": "lr_adjoint"}
 
     lr_upper: float = parameter(0.02, "step of the clients' weights x", above=0, tune=(1e-4, 1.0))
     lr_lower: float = parameter(0.1, "step of the model", above=0, tune=(1e-3, 1.0))
@@ -92,10 +94,10 @@ class PrimalDual(Algorithm):
     radius: float = parameter(float("inf"), "bound on the norm of lambda", above=0)
     iterate: str = parameter("last", "the inner step that gives the gradient of x", choices=("last", "random"))
 
-    def init(self, clients: Clients, x: Vector, y: Vector) -> Server:
-        return Server(x, y, multiplier=0 * y)
+    def init(self, clients: Clients, x: Vector, y: Vector) -> PrimalDualState:
+        return PrimalDualState(x, y, multiplier=0 * y)
 
-    def round(self, clients: Clients, server: Server) -> Server:
+    def round(self, clients: Clients, server: PrimalDualState) -> PrimalDualState:
         x, K = server.x, self.inner_steps
         chosen = jnp.asarray(K - 1)
         if self.iterate == "random":
@@ -116,7 +118,7 @@ class PrimalDual(Algorithm):
             )
 
         _, w, multiplier, g_x = clients.repeat(K, step, Inner(jnp.asarray(0), server.y, server.multiplier, 0 * x))
-        return Server(clients.project_x(x - self.lr_upper * g_x), w, multiplier)
+        return PrimalDualState(clients.project_x(x - self.lr_upper * g_x), w, multiplier)
 
     def differentiate(self, client: Client, key: Key, w: Vector, multiplier: Vector) -> Derivatives:
         first, second = jax.random.split(key)
@@ -125,5 +127,5 @@ class PrimalDual(Algorithm):
         product = client.own.dyy(unused, w, multiplier, second)
         return Derivatives(gradient, product, dot(multiplier, gradient))
 
-    def solution(self, server: Server, memory: None) -> tuple[Vector, Vector]:
+    def solution(self, server: PrimalDualState, memory: None) -> tuple[Vector, Vector]:
         return server.x, server.y

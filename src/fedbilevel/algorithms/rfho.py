@@ -10,10 +10,10 @@ from fedbilevel.core import Client, Clients, Key, parameter
 from fedbilevel.core.vectors import Vector
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.mathematics.averages import Averages, Words, name_batches, named
-from fedbilevel.mathematics.neumann import Pair
+from fedbilevel.mathematics.hypergradient import Pair
 
 
-class Server(NamedTuple):
+class RFHOState(NamedTuple):
     """The upper and the lower variable, and the y that steps start from without a warm start."""
 
     x: Vector
@@ -74,16 +74,16 @@ class RFHO(Averages):
     mode: str = parameter("reverse", "the direction of differentiation", choices=("reverse", "forward"))
     warm_start: bool = parameter(True, "start from the y of the last round")
 
-    def init(self, clients: Clients, x: Vector, y: Vector) -> Server:
+    def init(self, clients: Clients, x: Vector, y: Vector) -> RFHOState:
         if self.mode == "forward" and x.owned:
             raise FedbilevelError("RFHO: mode forward needs an x that the server sees, so use reverse for a private x.")
-        return Server(x, y, y)
+        return RFHOState(x, y, y)
 
-    def round(self, clients: Clients, server: Server) -> Server:
+    def round(self, clients: Clients, server: RFHOState) -> RFHOState:
         x, first = server.x, server.first
         start = server.y if self.warm_start else first
         y, h = (self.reverse if self.mode == "reverse" else self.forward)(clients, x, start, name_batches(clients))
-        return Server(clients.project_x(x - self.lr_upper * h), y, first)
+        return RFHOState(clients.project_x(x - self.lr_upper * h), y, first)
 
     def reverse(self, clients: Clients, x: Vector, start: Vector, words: Words) -> tuple[Vector, Vector]:
         T = self.inner_rounds
@@ -160,5 +160,5 @@ class RFHO(Averages):
 
         return memory, (client.g.dy(x, y, batch), client.repeat(x.size, column, jnp.zeros_like(Z), key))
 
-    def solution(self, server: Server, memory: None) -> tuple[Vector, Vector]:
+    def solution(self, server: RFHOState, memory: None) -> tuple[Vector, Vector]:
         return server.x, server.y

@@ -17,8 +17,7 @@ from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
 from fedbilevel.core.schedules import Schedule, cube_root, power
 from fedbilevel.core.vectors import Vector, add
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.mathematics.hypergradient import feasible
-from fedbilevel.mathematics.neumann import Pair
+from fedbilevel.mathematics.hypergradient import Pair, feasible
 
 Words = tuple[jax.Array, ...]
 
@@ -97,7 +96,7 @@ class Averages(Algorithm):
         return client.g.dxy(*z, v, key)
 
 
-class Moving(NamedTuple):
+class DoubleMomentumState(NamedTuple):
     """The point, the momenta there (for x and for y), and the time of the next step."""
 
     z: Pair
@@ -131,15 +130,15 @@ class DoubleMomentum(Averages):
             if not worst <= 1:
                 raise FedbilevelError(f"{type(self).__name__}: {name} must be at most 1, but is {worst:.3g}.")
 
-    def init(self, clients: Clients, x: Vector, y: Vector) -> Moving:
+    def init(self, clients: Clients, x: Vector, y: Vector) -> DoubleMomentumState:
         t = jnp.asarray(1)
-        return Moving(Pair(x, y), self.directions(clients, [Pair(x, y)], t), t)
+        return DoubleMomentumState(Pair(x, y), self.directions(clients, [Pair(x, y)], t), t)
 
-    def round(self, clients: Clients, server: Moving) -> Moving:
+    def round(self, clients: Clients, server: DoubleMomentumState) -> DoubleMomentumState:
         z, d, t = server
         new = feasible(clients, Pair(z.x - self.lr_upper(t) * d.x, z.y - self.lr_lower(t) * d.y))
         change, keep = self.directions(clients, [new, z], t + 1), self.keep(t + 1)
-        return Moving(new, Pair(change.x + keep[0] * d.x, change.y + keep[1] * d.y), t + 1)
+        return DoubleMomentumState(new, Pair(change.x + keep[0] * d.x, change.y + keep[1] * d.y), t + 1)
 
     def directions(self, clients: Clients, points: Sequence[Pair], t: jax.Array) -> Pair:
         """D(z; xi) at a point; of two, that of the second is subtracted, as far as the momenta are kept."""
@@ -168,5 +167,5 @@ class DoubleMomentum(Averages):
         omega = [client.g.dy(*z, zeta) for z in points]
         return Pair(self.newest(indirect, keep_x), self.newest(omega, keep_y))
 
-    def solution(self, server: Moving, memory: None) -> tuple[Vector, Vector]:
+    def solution(self, server: DoubleMomentumState, memory: None) -> tuple[Vector, Vector]:
         return server.z

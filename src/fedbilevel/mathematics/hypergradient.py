@@ -1,4 +1,4 @@
-"""Estimates of the hypergradient that several algorithms share, as functions of a client."""
+"""Points and directions that several algorithms share, and conjugate gradients."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -10,7 +10,14 @@ from jax import lax
 from fedbilevel.core import Client, Clients, Key
 from fedbilevel.core.vectors import Vector, dot
 
-Z = TypeVar("Z", bound=Any)  # a NamedTuple with the fields x and y
+Z = TypeVar("Z", bound=Any)  # a NamedTuple with the fields x and y, such as Pair or Point
+
+
+class Pair(NamedTuple):
+    """The upper variable x and the lower variable y; or a direction for each."""
+
+    x: Vector
+    y: Vector
 
 
 class Point(NamedTuple):

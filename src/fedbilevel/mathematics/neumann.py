@@ -1,19 +1,13 @@
 """The hypergradient of one client alone, with a Neumann series for the inverse of its own Hessian."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
 from fedbilevel.core import Client, Key
 from fedbilevel.core.vectors import Vector
 from fedbilevel.errors import FedbilevelError
-
-
-class Pair(NamedTuple):
-    """The upper variable x and the lower variable y; or a direction for each."""
-
-    x: Vector
-    y: Vector
+from fedbilevel.mathematics.hypergradient import Pair
 
 
 def neumann_hypergradient(
