@@ -71,7 +71,7 @@ class AFL(Algorithm):
         x, y, mean, rounds = server
         replies = clients.weighted(x.tree).run(self.evaluate, y)
         y = clients.project_y(y - self.lr_lower * replies.estimate().gradient)
-        losses = Vector(replies.stack().loss, "x") / replies.replied().mean()
+        losses = Vector(replies.stack().loss, "x") / replies.share()
         rounds = rounds + 1
         return AFLState(clients.project_x(x + self.lr_upper * losses), y, mean + (y - mean) / rounds, rounds)
 

@@ -109,7 +109,7 @@ class PrimalDual(Algorithm):
             replies = clients.weighted(x.tree).run(self.differentiate, w, multiplier)
             of_all = replies.estimate()
             # Those who did not reply have slope 0 and keep their weight, up to the projection.
-            slopes = Vector(replies.stack().slope, "x") / replies.replied().mean()
+            slopes = Vector(replies.stack().slope, "x") / replies.share()
             return Inner(
                 k + 1,
                 clients.project_y(w - self.lr_lower * (f_w + of_all.product + self.augmentation * of_all.gradient)),
