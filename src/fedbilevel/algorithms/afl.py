@@ -61,8 +61,8 @@ class AFL(Algorithm):
     weighting = True
     upper_at = "either"
 
-    lr_upper: float = parameter(0.01, "step of the clients' weights", above=0, tune=(1e-4, 1.0))
-    lr_lower: float = parameter(0.1, "step of the model", above=0, tune=(1e-3, 2.0))
+    lr_upper: float = parameter(0.01, "step size of the clients' weights", above=0, tune=(1e-4, 1.0))
+    lr_lower: float = parameter(0.1, "step size of the model", above=0, tune=(1e-3, 2.0))
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> AFLState:
         return AFLState(x, y, mean=y, rounds=jnp.asarray(0))
@@ -76,7 +76,7 @@ class AFL(Algorithm):
         return AFLState(clients.project_x(x + self.lr_upper * losses), y, mean + (y - mean) / rounds, rounds)
 
     def evaluate(self, client: Client, key: Key, y: Vector) -> Evaluation:
-        unused = Vector(jnp.zeros(client.clients), "x")  # a client's own loss does not look at the weights
+        unused = Vector(jnp.zeros(client.clients), "x")  # a client's own loss does not depend on the weights
         return Evaluation(client.own.dy(unused, y, key), client.own.value(unused, y, key))
 
     def solution(self, server: AFLState, memory: None) -> tuple[Vector, Vector]:

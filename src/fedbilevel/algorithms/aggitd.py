@@ -61,10 +61,10 @@ class AggITD(Algorithm):
         "(1 + 2 tau) Gg"
     )
 
-    lr_upper: float = parameter(20.0, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
-    lr_lower: float = parameter(0.1, "step of the lower variable y and of the products", above=0, tune=(1e-3, 2.0))
+    lr_upper: float = parameter(20.0, "step size of the upper variable x", above=0, tune=(1e-3, 1e3))
+    lr_lower: float = parameter(0.1, "step size of the lower variable y and of the products", above=0, tune=(1e-3, 2.0))
     inner_rounds: int = parameter(5, "steps of y in a round", least=1)
-    full_sum: bool = parameter(False, "take the whole sum of the series instead of a random part of it")
+    full_sum: bool = parameter(False, "sum the whole series instead of a random part of it")
     lower: str = parameter(
         "sgd", "how y moves: one step per exchange, or corrected local steps", choices=("sgd", "svrg")
     )

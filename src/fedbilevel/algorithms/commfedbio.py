@@ -85,13 +85,13 @@ class CommFedBiO(Algorithm):
 
     remembers = "round"
 
-    lr_upper: float = parameter(20.0, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
-    lr_lower: float = parameter(0.5, "step of the lower variable y", above=0, tune=(1e-3, 2.0))
-    lr_adjoint: float = parameter(0.1, "step of the adjoint u", above=0, tune=(1e-3, 2.0))
+    lr_upper: float = parameter(20.0, "step size of the upper variable x", above=0, tune=(1e-3, 1e3))
+    lr_lower: float = parameter(0.5, "step size of the lower variable y", above=0, tune=(1e-3, 2.0))
+    lr_adjoint: float = parameter(0.1, "step size of the adjoint u", above=0, tune=(1e-3, 2.0))
     local_steps: int = parameter(5, "local steps of y", least=1)
     adjoint_steps: int = parameter(10, "compressed exchanges for the adjoint u", least=1)
     entries: int = parameter(100, "entries that a client uploads per compressed exchange", least=1)
-    warm_start: bool = parameter(True, "start u where it was in the last round, not at 0")
+    warm_start: bool = parameter(True, "start u from where it was in the last round, not from 0")
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> Point:
         return Point(x, y, u=0 * y)
@@ -187,10 +187,10 @@ class CommFedBiOSketch(Algorithm):
 
     remembers = "round"
 
-    lr_upper: float = parameter(0.1, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
-    lr_lower: float = parameter(0.1, "step of the lower variable y", above=0, tune=(1e-3, 2.0))
+    lr_upper: float = parameter(0.1, "step size of the upper variable x", above=0, tune=(1e-3, 1e3))
+    lr_lower: float = parameter(0.1, "step size of the lower variable y", above=0, tune=(1e-3, 2.0))
     local_steps: int = parameter(5, "local steps of y", least=1)
-    columns: int = parameter(50, "unknowns of the sketched system: Hessian products of a client", least=1)
+    columns: int = parameter(50, "unknowns of the sketched system, and Hessian products per client", least=1)
     rows: int = parameter(200, "equations of the sketched system", least=1)
     fresh_sketch: bool = parameter(True, "draw new sketches in every round")
 
@@ -242,5 +242,5 @@ class CommFedBiOSketch(Algorithm):
 
 
 def seed_from(key: Key) -> jax.Array:
-    """A number from which everybody can make the same sketches."""
+    """A number from which server and clients make the same sketches."""
     return jax.random.bits(key, (), jnp.uint32)

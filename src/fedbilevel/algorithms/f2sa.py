@@ -70,11 +70,13 @@ class F2SA(Algorithm):
 
     steps: ClassVar[Mapping[str, str]] = {**Algorithm.steps, "z": "lr_auxiliary"}
 
-    lr_upper: Schedule = parameter(constant(0.1), "step of the upper variable x", above=0, tune=(1e-3, 1e3))
-    lr_lower: Schedule = parameter(constant(0.1), "step of the lower variable y", above=0, tune=(1e-3, 2.0))
-    lr_auxiliary: Schedule = parameter(constant(0.1), "step of z, the y without f", above=0, tune=(1e-3, 2.0))
+    lr_upper: Schedule = parameter(constant(0.1), "step size of the upper variable x", above=0, tune=(1e-3, 1e3))
+    lr_lower: Schedule = parameter(constant(0.1), "step size of the lower variable y", above=0, tune=(1e-3, 2.0))
+    lr_auxiliary: Schedule = parameter(
+        constant(0.1), "step size of z, the minimiser of g alone", above=0, tune=(1e-3, 2.0)
+    )
     penalty: Schedule = parameter(
-        power(10.0, 1 / 7), "weight of g against f; the bias is of order 1 / penalty", above=0
+        power(10.0, 1 / 7), "weight of g relative to f; the bias is of order 1 / penalty", above=0
     )
     lower_steps: int = parameter(10, "exchanges for y and z before every step of x", least=1)
 

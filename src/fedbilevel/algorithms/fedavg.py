@@ -46,9 +46,11 @@ class FedAvg(Algorithm):
     bilevel = False
     upper_at = "either"
 
-    lr_lower: float = parameter(0.5, "step of the model y", above=0, tune=(1e-3, 2.0))
+    lr_lower: float = parameter(0.5, "step size of the model y", above=0, tune=(1e-3, 2.0))
     local_steps: int = parameter(5, "local steps between averages", least=1)
-    client_weights: tuple[float, ...] = parameter((), "the fixed weight of every client, where x is these", least=0)
+    client_weights: tuple[float, ...] = parameter(
+        (), "fixed weight of every client, if x is the clients' weights", least=0
+    )
     validation_only: bool = parameter(False, "train on the upper loss (the validation rows) only")
 
     def check(self) -> None:
@@ -81,7 +83,7 @@ class FedAvg(Algorithm):
         return moved
 
     def fits(self, client: Client) -> None:
-        """Refuse weights that are not this problem's; already when the costs are planned."""
+        """Refuse weights that do not fit the problem, also when costs are only planned."""
         if self.client_weights and not client.problem.weighting:
             raise FedbilevelError(
                 "FedAvg: client_weights are for problems with weighting=True; here, give the task weights=."

@@ -46,9 +46,9 @@ class FedBiO(Algorithm):
     )
     costs = "One exchange per round: p + 2d floats down and up; I (2 Gf, 1 Gg, 1 J, 1 H) per client"
 
-    lr_upper: float = parameter(20.0, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
-    lr_lower: float = parameter(0.5, "step of the lower variable y", above=0, tune=(1e-3, 2.0))
-    lr_adjoint: float = parameter(0.02, "step of the adjoint u", above=0, tune=(1e-3, 2.0))
+    lr_upper: float = parameter(20.0, "step size of the upper variable x", above=0, tune=(1e-3, 1e3))
+    lr_lower: float = parameter(0.5, "step size of the lower variable y", above=0, tune=(1e-3, 2.0))
+    lr_adjoint: float = parameter(0.02, "step size of the adjoint u", above=0, tune=(1e-3, 2.0))
     local_steps: int = parameter(5, "local steps between averages", least=1)
     radius: float = parameter(float("inf"), "bound on the norm of the adjoint u", above=0)
     shared_batch: bool = parameter(False, "use one batch of f and one of g for all terms of a step (cheaper)")

@@ -18,7 +18,7 @@ class FedBiOLocalState(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """A client's own lower variable, and with ``restart`` where it starts again."""
+    """A client's own lower variable, and with ``restart`` the y to restart from."""
 
     y: Vector
     first: Vector | None
@@ -76,14 +76,16 @@ class FedBiOLocal(Algorithm):
     lower_level = "local"
     remembers = "run"
 
-    lr_upper: float = parameter(1.0, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
-    lr_lower: float = parameter(0.4, "step of the lower variable y", above=0, tune=(1e-3, 2.0))
-    lr_adjoint: float = parameter(0.1, "step of the Neumann series, below 1 / L", above=0, tune=(1e-3, 2.0))
+    lr_upper: float = parameter(1.0, "step size of the upper variable x", above=0, tune=(1e-3, 1e3))
+    lr_lower: float = parameter(0.4, "step size of the lower variable y", above=0, tune=(1e-3, 2.0))
+    lr_adjoint: float = parameter(0.1, "step size of the Neumann series, below 1 / L", above=0, tune=(1e-3, 2.0))
     neumann_steps: int = parameter(10, "Hessian products of the Neumann series", least=0)
     local_steps: int = parameter(5, "local steps between averages", least=1)
     lower_steps: int = parameter(1, "steps of y for each step of x", least=1)
-    shared_batch: bool = parameter(False, "use one batch of f and the same one of g for all terms of a step")
-    restart: bool = parameter(False, "y starts again in every step of x, on the batch of that step")
+    shared_batch: bool = parameter(
+        False, "use one batch for all terms of a step, with the same row numbers for f and g"
+    )
+    restart: bool = parameter(False, "restart y in every step of x and train it on the batch of that step")
 
     def check(self) -> None:
         check_restart(type(self).__name__, self.restart, self.shared_batch)
@@ -136,4 +138,4 @@ class DistBiO(FedBiOLocal):
     exact = "exact up to the truncation of the series"
     costs = "One exchange per round: p floats down and up; 1 Gf, K Gg, 1 J, Q H per client, with K = lower_steps"
 
-    local_steps: ClassVar[int] = 1  # pyright: ignore[reportIncompatibleVariableOverride] - no hyper-parameter any more
+    local_steps: ClassVar[int] = 1  # pyright: ignore[reportIncompatibleVariableOverride] - no longer a hyper-parameter

@@ -75,13 +75,13 @@ class FedBiOAcc(Algorithm):
 
     remembers = "round"
 
-    lr_upper: float = parameter(20.0, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
-    lr_lower: float = parameter(0.5, "step of the lower variable y", above=0, tune=(1e-3, 2.0))
-    lr_adjoint: float = parameter(0.02, "step of the adjoint u", above=0, tune=(1e-3, 2.0))
+    lr_upper: float = parameter(20.0, "step size of the upper variable x", above=0, tune=(1e-3, 1e3))
+    lr_lower: float = parameter(0.5, "step size of the lower variable y", above=0, tune=(1e-3, 2.0))
+    lr_adjoint: float = parameter(0.02, "step size of the adjoint u", above=0, tune=(1e-3, 2.0))
     rate: Schedule = parameter(constant(1.0), "common rate alpha_t: a number or cube_root(delta, u0)", above=0)
-    c_upper: float = parameter(0.2, "forgetting of the momentum of x", least=0, tune=(1e-3, 1.0))
-    c_lower: float = parameter(0.2, "forgetting of the momentum of y", least=0, tune=(1e-3, 1.0))
-    c_adjoint: float = parameter(0.2, "forgetting of the momentum of u", least=0, tune=(1e-3, 1.0))
+    c_upper: float = parameter(0.2, "forgetting rate of the momentum of x", least=0, tune=(1e-3, 1.0))
+    c_lower: float = parameter(0.2, "forgetting rate of the momentum of y", least=0, tune=(1e-3, 1.0))
+    c_adjoint: float = parameter(0.2, "forgetting rate of the momentum of u", least=0, tune=(1e-3, 1.0))
     local_steps: int = parameter(5, "local steps between averages", least=1)
     radius: float = parameter(float("inf"), "bound on the norm of the adjoint u", above=0)
     first_batch: int = parameter(5, "how many times larger the first batch is", least=1)

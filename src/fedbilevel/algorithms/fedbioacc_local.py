@@ -24,8 +24,8 @@ class FedBiOAccLocalState(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """A client's point, its momenta there, the time of the step that they are for, and with ``restart`` where y starts
-    again. Between rounds only y and omega are of use; x and nu are kept from exchange A to exchange B.
+    """A client's point, its momenta there, the time of the step that they are for, and with ``restart`` the y to start
+    again from. Between rounds only y and omega matter; x and nu are kept from exchange A to exchange B.
     """
 
     z: Pair
@@ -95,18 +95,22 @@ class FedBiOAccLocal(Algorithm):
     lower_level = "local"
     remembers = "run"
 
-    lr_upper: float = parameter(1.0, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
-    lr_lower: float = parameter(0.4, "step of the lower variable y", above=0, tune=(1e-3, 2.0))
-    lr_adjoint: float = parameter(0.1, "step of the Neumann series, below 1 / L", above=0, tune=(1e-3, 2.0))
+    lr_upper: float = parameter(1.0, "step size of the upper variable x", above=0, tune=(1e-3, 1e3))
+    lr_lower: float = parameter(0.4, "step size of the lower variable y", above=0, tune=(1e-3, 2.0))
+    lr_adjoint: float = parameter(0.1, "step size of the Neumann series, below 1 / L", above=0, tune=(1e-3, 2.0))
     neumann_steps: int = parameter(10, "Hessian products of the Neumann series", least=0)
     rate: Schedule = parameter(constant(1.0), "common rate alpha_t: a number or cube_root(delta, u0)", above=0)
-    c_upper: float = parameter(0.2, "forgetting of the momentum of x", least=0, tune=(1e-3, 1.0))
-    c_lower: float = parameter(0.2, "forgetting of the momentum of y", least=0, tune=(1e-3, 1.0))
+    c_upper: float = parameter(0.2, "forgetting rate of the momentum of x", least=0, tune=(1e-3, 1.0))
+    c_lower: float = parameter(0.2, "forgetting rate of the momentum of y", least=0, tune=(1e-3, 1.0))
     local_steps: int = parameter(5, "local steps between averages", least=1)
     first_batch: int = parameter(5, "how many times larger the first batch is", least=1)
     lower_steps: int = parameter(1, "steps of y for each step of x", least=1)
-    shared_batch: bool = parameter(False, "use one batch of f and the same one of g for all terms of a step")
-    restart: bool = parameter(False, "y starts again in every step of x, on the batch of that step, without momentum")
+    shared_batch: bool = parameter(
+        False, "use one batch for all terms of a step, with the same row numbers for f and g"
+    )
+    restart: bool = parameter(
+        False, "restart y in every step of x and train it on the batch of that step, without momentum"
+    )
 
     def check(self) -> None:
         for name in ("c_upper", "c_lower"):
@@ -168,7 +172,7 @@ class FedBiOAccLocal(Algorithm):
         return local.z.x - self.lr_upper * self.rate(t) * local.d.x
 
     def step(self, client: Client, key: Key, local: Memory, x: Vector, t: jax.Array) -> Memory:
-        """The step of time t, which leads x to where it is told."""
+        """The step of time t, to the given x."""
         alpha, (b_y, b_x) = self.rate(t), self.batches(key)
         if local.first is None:
             old = local.z
@@ -238,4 +242,4 @@ class DistBiOAcc(FedBiOAccLocal):
     exact = "exact up to the truncation of the series"
     costs = "Two exchanges per round: 2p floats down and up; 2 Gf, 2K Gg, 2 J, 2Q H per client, with K = lower_steps"
 
-    local_steps: ClassVar[int] = 1  # pyright: ignore[reportIncompatibleVariableOverride] - no hyper-parameter any more
+    local_steps: ClassVar[int] = 1  # pyright: ignore[reportIncompatibleVariableOverride] - no longer a hyper-parameter

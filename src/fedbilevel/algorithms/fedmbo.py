@@ -58,9 +58,9 @@ class FedMBO(Algorithm):
         "exchange, p down, p up and 2 tau Gf more"
     )
 
-    lr_upper: float = parameter(0.1, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
-    lr_lower: float = parameter(0.2, "step of the lower variable y", above=0, tune=(1e-3, 2.0))
-    lr_adjoint: float = parameter(0.2, "step of the Neumann series", above=0, tune=(1e-3, 2.0))
+    lr_upper: float = parameter(0.1, "step size of the upper variable x", above=0, tune=(1e-3, 1e3))
+    lr_lower: float = parameter(0.2, "step size of the lower variable y", above=0, tune=(1e-3, 2.0))
+    lr_adjoint: float = parameter(0.2, "step size of the Neumann series", above=0, tune=(1e-3, 2.0))
     inner_rounds: int = parameter(5, "steps of y in a round", least=1)
     terms: int = parameter(5, "terms of the Neumann series", least=1)
     local_steps_upper: int = parameter(1, "local steps on x between averages", least=1)
@@ -87,7 +87,7 @@ class FedMBO(Algorithm):
         return Pair(clients.project_x(x + clients.run(self.descend_upper, x, y, h).mean()), y)
 
     def next_clients(self, clients: Clients, v: Each) -> Each:
-        """Who goes on with which chain. One client along a whole chain would give its own, local hypergradient."""
+        """Which client continues which chain. The same client all along would give its own, local hypergradient."""
         return clients.shuffle(v)
 
     def lower_gradient(self, client: Client, key: Key, x: Vector, y: Vector) -> Vector:
@@ -106,7 +106,7 @@ class FedMBO(Algorithm):
         return client.f.dx(x, y, xi) - client.g.dxy(x, y, v, zeta)
 
     def descend_upper(self, client: Client, key: Key, x: Vector, y: Vector, h: Vector) -> Vector:
-        """Only the direct part follows x; the indirect part stays as it is in h."""
+        """Only the direct part follows x; the indirect part stays as in h."""
         steps = self.local_steps_upper
         return corrected_upper(client, key, x, y, h, self.lr_upper / steps, steps)
 

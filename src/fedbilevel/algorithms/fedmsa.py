@@ -60,12 +60,12 @@ class FedMSA(Algorithm):
 
     remembers = "run"
 
-    lr_upper: float = parameter(0.05, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
-    lr_lower: float = parameter(0.1, "step of the lower variable y", above=0, tune=(1e-3, 2.0))
-    lr_adjoint: float = parameter(0.1, "step of the adjoint v", above=0, tune=(1e-3, 2.0))
+    lr_upper: float = parameter(0.05, "step size of the upper variable x", above=0, tune=(1e-3, 1e3))
+    lr_lower: float = parameter(0.1, "step size of the lower variable y", above=0, tune=(1e-3, 2.0))
+    lr_adjoint: float = parameter(0.1, "step size of the adjoint v", above=0, tune=(1e-3, 2.0))
     forgetting: float = parameter(0.5, "share of the momenta that is new in every round", above=0, tune=(0.05, 1.0))
     local_steps: int = parameter(4, "local steps between averages", least=1)
-    movers: int = parameter(0, "clients that make local steps (0: all that take part)", least=0)
+    movers: int = parameter(0, "clients that take local steps (0: all that take part)", least=0)
     shared_batch: bool = parameter(False, "use one batch of f and one of g for all terms of a step (cheaper)")
 
     def check(self) -> None:

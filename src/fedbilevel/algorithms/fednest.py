@@ -77,9 +77,9 @@ class FedNest(Algorithm):
 
     upper_at = "either"
 
-    lr_upper: float = parameter(20.0, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
-    lr_lower: float = parameter(0.5, "step of the lower variable y", above=0, tune=(1e-3, 2.0))
-    lr_adjoint: float = parameter(0.1, "step of the Neumann series", above=0, tune=(1e-3, 2.0))
+    lr_upper: float = parameter(20.0, "step size of the upper variable x", above=0, tune=(1e-3, 1e3))
+    lr_lower: float = parameter(0.5, "step size of the lower variable y", above=0, tune=(1e-3, 2.0))
+    lr_adjoint: float = parameter(0.1, "step size of the Neumann series", above=0, tune=(1e-3, 2.0))
     inner_rounds: int = parameter(1, "how often y is averaged in a round", least=1)
     local_steps: int = parameter(5, "local steps on y between averages", least=1)
     local_steps_upper: int = parameter(1, "local steps on x between averages", least=1)
@@ -151,7 +151,7 @@ class FedNest(Algorithm):
         return client.g.dyy(x, y, p, key)
 
     def own_powers(self, client: Client, key: Key, x: Vector, y: Vector, p: Vector) -> Vector:
-        """What the authors' code adds up: powers of the client's own matrix, over k."""
+        """What the authors' code sums: powers of the client's own matrix, divided by k."""
 
         def add_power(carry: tuple[Vector, Vector], key: Key, i: Any) -> tuple[Vector, Vector]:
             power, total = carry
@@ -165,7 +165,7 @@ class FedNest(Algorithm):
         return client.f.dx(x, y, xi) - client.g.dxy(x, y, p, zeta)
 
     def descend_upper(self, client: Client, key: Key, x: Vector, y: Vector, h: Vector) -> Vector:
-        """Only the direct part follows x; the indirect part stays as it is in h."""
+        """Only the direct part follows x; the indirect part stays as in h."""
         steps = self.local_steps_upper
         return corrected_upper(client, key, x, y, h, self.lr_upper / steps, steps)
 

@@ -49,10 +49,10 @@ class GD(Averages):
         "+ d floats up and the Gf less"
     )
 
-    lr_upper: float = parameter(0.1, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
-    lr_lower: float = parameter(0.3, "step of the lower variable y", above=0, tune=(1e-3, 2.0))
+    lr_upper: float = parameter(0.1, "step size of the upper variable x", above=0, tune=(1e-3, 1e3))
+    lr_lower: float = parameter(0.3, "step size of the lower variable y", above=0, tune=(1e-3, 2.0))
     inner_rounds: int = parameter(5, "steps of y in a round", least=1)
-    solver: str = parameter("cg", "conjugate gradients or a dense matrix", choices=("cg", "dense"))
+    solver: str = parameter("cg", "how to solve for u: conjugate gradients or a dense matrix", choices=("cg", "dense"))
     solver_steps: int = parameter(10, "Hessian products of the conjugate gradients", least=1)
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> Pair:
@@ -67,11 +67,11 @@ class GD(Averages):
     def dense(self, clients: Clients, z: Pair, fy: Vector) -> Vector:
         """The server inverts the mean of the clients' matrices."""
         H = clients.run(self.hessian, z, name_batches(clients)).mean()
-        # The shortest solution where there are many: with client weights, all who take part may have weight 0.
+        # The shortest of many solutions: with client weights, all clients that take part may have weight 0.
         return fy.like(jnp.linalg.lstsq(H, fy.flat())[0])
 
     def conjugate(self, clients: Clients, z: Pair, fy: Vector) -> Vector:
-        """Conjugate gradients; all products are of the same batches, so that there is one matrix to invert."""
+        """Conjugate gradients; all products use the same batches, so that there is one matrix to invert."""
         words = name_batches(clients)
         ratio = lambda a, b: jnp.where(b > 0, a / jnp.where(b > 0, b, 1), 0)
 

@@ -58,14 +58,14 @@ class LFedNest(Algorithm):
         "more exchanges, T d more floats each way, and T (1 + 2 tau_in) Gg"
     )
 
-    lr_upper: float = parameter(20.0, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
-    lr_lower: float = parameter(0.1, "step of the lower variable y", above=0, tune=(1e-3, 2.0))
-    lr_adjoint: float = parameter(0.1, "step of the Neumann series", above=0, tune=(1e-3, 2.0))
+    lr_upper: float = parameter(20.0, "step size of the upper variable x", above=0, tune=(1e-3, 1e3))
+    lr_lower: float = parameter(0.1, "step size of the lower variable y", above=0, tune=(1e-3, 2.0))
+    lr_adjoint: float = parameter(0.1, "step size of the Neumann series", above=0, tune=(1e-3, 2.0))
     inner_rounds: int = parameter(1, "how often y is averaged in a round", least=1)
     local_steps: int = parameter(5, "local steps on y between averages", least=1)
     local_steps_upper: int = parameter(1, "local steps on x between averages", least=1)
     hessian_steps: int = parameter(5, "Hessian products of the Neumann series", least=0)
-    correction: bool = parameter(False, "correct the local steps on y for client drift, by one exchange more each")
+    correction: bool = parameter(False, "correct the local steps on y for client drift, with one more exchange each")
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> Pair:
         return Pair(x, y)

@@ -65,13 +65,13 @@ class LocalBSGVRM(Algorithm):
 
     remembers = "round"
 
-    lr_upper: float = parameter(20.0, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
-    lr_lower: float = parameter(0.5, "step of the lower variable y", above=0, tune=(1e-3, 2.0))
-    lr_adjoint: float = parameter(0.1, "step of the Neumann series, below 1 / L", above=0, tune=(1e-3, 2.0))
+    lr_upper: float = parameter(20.0, "step size of the upper variable x", above=0, tune=(1e-3, 1e3))
+    lr_lower: float = parameter(0.5, "step size of the lower variable y", above=0, tune=(1e-3, 2.0))
+    lr_adjoint: float = parameter(0.1, "step size of the Neumann series, below 1 / L", above=0, tune=(1e-3, 2.0))
     neumann_steps: int = parameter(10, "Hessian products of the Neumann series", least=0)
     rate: float = parameter(1.0, "common rate eta", above=0)
-    c_upper: float = parameter(0.2, "forgetting of the momentum of x", least=0, tune=(1e-3, 1.0))
-    c_lower: float = parameter(0.2, "forgetting of the momentum of y", least=0, tune=(1e-3, 1.0))
+    c_upper: float = parameter(0.2, "forgetting rate of the momentum of x", least=0, tune=(1e-3, 1.0))
+    c_lower: float = parameter(0.2, "forgetting rate of the momentum of y", least=0, tune=(1e-3, 1.0))
     local_steps: int = parameter(5, "local steps between averages", least=1)
 
     def check(self) -> None:

@@ -81,19 +81,13 @@ class MeFBO(Algorithm):
 
     steps: ClassVar[Mapping[str, str]] = {**Algorithm.steps, "theta": "lr_prox"}
 
-    lr_upper: Schedule = parameter(constant(0.1), "server step of the upper variable x", above=0, tune=(1e-3, 1e3))
-    lr_lower: Schedule = parameter(constant(0.05), "server step of the lower variable y", above=0, tune=(1e-3, 2.0))
-    lr_prox: Schedule = parameter(constant(0.1), "server step of the proximal point theta", above=0, tune=(1e-3, 2.0))
-    local_lr_upper: Schedule = parameter(
-        constant(0.1), "client step of the upper variable x", least=0, tune=(1e-3, 1e3)
-    )
-    local_lr_lower: Schedule = parameter(
-        constant(0.05), "client step of the lower variable y", least=0, tune=(1e-3, 2.0)
-    )
-    local_lr_prox: Schedule = parameter(
-        constant(0.1), "client step of the proximal point theta", least=0, tune=(1e-3, 2.0)
-    )
-    penalty: Schedule = parameter(power(2.7, 0.001), "weight of the lower level against f; may grow", above=0)
+    lr_upper: Schedule = parameter(constant(0.1), "step size of x on the server", above=0, tune=(1e-3, 1e3))
+    lr_lower: Schedule = parameter(constant(0.05), "step size of y on the server", above=0, tune=(1e-3, 2.0))
+    lr_prox: Schedule = parameter(constant(0.1), "step size of theta on the server", above=0, tune=(1e-3, 2.0))
+    local_lr_upper: Schedule = parameter(constant(0.1), "step size of x on the clients", least=0, tune=(1e-3, 1e3))
+    local_lr_lower: Schedule = parameter(constant(0.05), "step size of y on the clients", least=0, tune=(1e-3, 2.0))
+    local_lr_prox: Schedule = parameter(constant(0.1), "step size of theta on the clients", least=0, tune=(1e-3, 2.0))
+    penalty: Schedule = parameter(power(2.7, 0.001), "weight of the lower level relative to f; may grow", above=0)
     prox: float = parameter(0.1, "proximal parameter of the Moreau envelope", above=0, tune=(1e-3, 1.0))
     local_steps: int = parameter(1, "local steps between exchanges", least=1)
 

@@ -86,13 +86,13 @@ class PrimalDual(Algorithm):
     upper_at = "server"
     steps: ClassVar[Mapping[str, str]] = {**Algorithm.steps, "multiplier": "lr_adjoint"}
 
-    lr_upper: float = parameter(0.02, "step of the clients' weights x", above=0, tune=(1e-4, 1.0))
-    lr_lower: float = parameter(0.1, "step of the model", above=0, tune=(1e-3, 1.0))
-    lr_adjoint: float = parameter(0.1, "step of the multiplier lambda", above=0, tune=(1e-3, 2.0))
+    lr_upper: float = parameter(0.02, "step size of the clients' weights x", above=0, tune=(1e-4, 1.0))
+    lr_lower: float = parameter(0.1, "step size of the model", above=0, tune=(1e-3, 1.0))
+    lr_adjoint: float = parameter(0.1, "step size of the multiplier lambda", above=0, tune=(1e-3, 2.0))
     augmentation: float = parameter(1.0, "share of the clients' losses in the Lagrangian", least=0, tune=(0.1, 10.0))
-    inner_steps: int = parameter(1, "steps of the model and of lambda before one of x", least=1)
+    inner_steps: int = parameter(1, "steps of the model and of lambda per step of x", least=1)
     radius: float = parameter(float("inf"), "bound on the norm of lambda", above=0)
-    iterate: str = parameter("last", "the inner step that gives the gradient of x", choices=("last", "random"))
+    iterate: str = parameter("last", "which inner step gives the gradient of x", choices=("last", "random"))
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> PrimalDualState:
         return PrimalDualState(x, y, multiplier=0 * y)
@@ -108,7 +108,7 @@ class PrimalDual(Algorithm):
             f_x, f_w = clients.f.gradients(x, w, clients.next_key())
             replies = clients.weighted(x.tree).run(self.differentiate, w, multiplier)
             of_all = replies.estimate()
-            # Those who did not reply have slope 0 and keep their weight, up to the projection.
+            # Clients that did not reply have slope 0 and keep their weight, up to the projection.
             slopes = Vector(replies.stack().slope, "x") / replies.share()
             return Inner(
                 k + 1,
@@ -122,7 +122,7 @@ class PrimalDual(Algorithm):
 
     def differentiate(self, client: Client, key: Key, w: Vector, multiplier: Vector) -> Derivatives:
         first, second = jax.random.split(key)
-        unused = Vector(jnp.zeros(client.clients), "x")  # a client's own loss does not look at the weights
+        unused = Vector(jnp.zeros(client.clients), "x")  # a client's own loss does not depend on the weights
         gradient = client.own.dy(unused, w, first)
         product = client.own.dyy(unused, w, multiplier, second)
         return Derivatives(gradient, product, dot(multiplier, gradient))

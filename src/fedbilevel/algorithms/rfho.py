@@ -68,8 +68,8 @@ class RFHO(Averages):
 
     remembers = "round"
 
-    lr_upper: float = parameter(0.1, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
-    lr_lower: float = parameter(0.3, "step of the lower variable y", above=0, tune=(1e-3, 2.0))
+    lr_upper: float = parameter(0.1, "step size of the upper variable x", above=0, tune=(1e-3, 1e3))
+    lr_lower: float = parameter(0.3, "step size of the lower variable y", above=0, tune=(1e-3, 2.0))
     inner_rounds: int = parameter(10, "steps of y in a round", least=1)
     mode: str = parameter("reverse", "the direction of differentiation", choices=("reverse", "forward"))
     warm_start: bool = parameter(True, "start from the y of the last round")

@@ -57,12 +57,12 @@ class SimFBO(Algorithm):
         "batch"
     )
 
-    lr_upper: float = parameter(0.2, "server step of the upper variable x", above=0, tune=(1e-3, 1e3))
-    lr_lower: float = parameter(0.1, "server step of the lower variable y", above=0, tune=(1e-3, 2.0))
-    lr_adjoint: float = parameter(0.05, "server step of the adjoint u", above=0, tune=(1e-3, 2.0))
-    local_lr_upper: float = parameter(0.2, "client step of the upper variable x", least=0, tune=(1e-3, 1e3))
-    local_lr_lower: float = parameter(0.1, "client step of the lower variable y", least=0, tune=(1e-3, 2.0))
-    local_lr_adjoint: float = parameter(0.05, "client step of the adjoint u", least=0, tune=(1e-3, 2.0))
+    lr_upper: float = parameter(0.2, "step size of x on the server", above=0, tune=(1e-3, 1e3))
+    lr_lower: float = parameter(0.1, "step size of y on the server", above=0, tune=(1e-3, 2.0))
+    lr_adjoint: float = parameter(0.05, "step size of u on the server", above=0, tune=(1e-3, 2.0))
+    local_lr_upper: float = parameter(0.2, "step size of x on the clients", least=0, tune=(1e-3, 1e3))
+    local_lr_lower: float = parameter(0.1, "step size of y on the clients", least=0, tune=(1e-3, 2.0))
+    local_lr_adjoint: float = parameter(0.05, "step size of u on the clients", least=0, tune=(1e-3, 2.0))
     local_steps: int = parameter(1, "local steps between exchanges", least=1)
     radius: float = parameter(float("inf"), "bound on the norm of the adjoint u", above=0)
     shared_batch: bool = parameter(False, "use one batch of f and one of g for all terms of a step (cheaper)")
@@ -98,7 +98,7 @@ class SimFBO(Algorithm):
         return q, total
 
     def coefficient(self, client: Client, k: Any) -> Any:
-        """a_i^k, the weight of the client's step k; 0 after its last step if it makes fewer than the others."""
+        """a_i^k, the weight of the client's step k; 0 after its last step if it takes fewer than the others."""
         steps = self.local_steps_of
         if not steps:
             return 1.0

@@ -42,9 +42,9 @@ class StocBiO(Averages):
         "f, one exchange, p + d floats up and the Gf less"
     )
 
-    lr_upper: float = parameter(0.1, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
-    lr_lower: float = parameter(0.3, "step of the lower variable y", above=0, tune=(1e-3, 2.0))
-    lr_adjoint: float = parameter(0.3, "step of the Neumann series, below 1 / L", above=0, tune=(1e-3, 2.0))
+    lr_upper: float = parameter(0.1, "step size of the upper variable x", above=0, tune=(1e-3, 1e3))
+    lr_lower: float = parameter(0.3, "step size of the lower variable y", above=0, tune=(1e-3, 2.0))
+    lr_adjoint: float = parameter(0.3, "step size of the Neumann series, below 1 / L", above=0, tune=(1e-3, 2.0))
     inner_rounds: int = parameter(5, "steps of y in a round", least=1)
     neumann_steps: int = parameter(10, "Hessian products of the Neumann series", least=0)
 

@@ -1,8 +1,8 @@
-"""Averages over clients that algorithms of one machine ask for: each is one exchange.
+"""Averages over clients for algorithms that were made for one machine: each average is one exchange.
 
 Such an algorithm knows f and g only through gradients and products. Every one of these is linear in f and g, so that
 the average over clients is the gradient or product of the whole, and the algorithm is as exact as on one machine. What
-concerns f costs no exchange where the server holds the upper loss.
+concerns f costs no exchange if the server holds the upper loss.
 """
 
 from abc import abstractmethod
@@ -23,12 +23,12 @@ Words = tuple[jax.Array, ...]
 
 
 def name_batches(clients: Clients) -> Words:
-    """A name for batches that serve several exchanges: a key as scalars, which steer and are no floats of a message."""
+    """A name for batches that serve several exchanges: a key as scalars, which do not count as floats of a message."""
     return tuple(jax.random.key_data(clients.next_key()))
 
 
 def named(client: Client, words: Words, t: int | jax.Array = 0) -> Key:
-    """The key of batch number t of this name; clients differ."""
+    """The key of batch number t of this name, a different one for every client."""
     key = jax.random.wrap_key_data(jnp.stack(words))
     return jax.random.fold_in(jax.random.fold_in(key, client.id), t)
 
@@ -114,14 +114,14 @@ class DoubleMomentum(Averages):
         d_{t+1} = D(z_{t+1}; xi) + (1 - eta_{t+1}) (d_t - D(z_t; xi)),     d_1 = D(z_1; xi)
     """
 
-    lr_upper: Schedule = parameter(cube_root(0.1, 1.0), "step of the upper variable x", above=0, tune=(1e-3, 1e3))
-    lr_lower: Schedule = parameter(cube_root(0.5, 1.0), "step of the lower variable y", above=0, tune=(1e-3, 2.0))
-    lr_adjoint: float = parameter(0.3, "step of the Neumann series, below 1 / L", above=0, tune=(1e-3, 2.0))
+    lr_upper: Schedule = parameter(cube_root(0.1, 1.0), "step size of the upper variable x", above=0, tune=(1e-3, 1e3))
+    lr_lower: Schedule = parameter(cube_root(0.5, 1.0), "step size of the lower variable y", above=0, tune=(1e-3, 2.0))
+    lr_adjoint: float = parameter(0.3, "step size of the Neumann series, below 1 / L", above=0, tune=(1e-3, 2.0))
     forget_upper: Schedule = parameter(
-        power(1.0, -2 / 3), "forgetting of the momentum of x, from 0 to 1", least=0, tune=(0.05, 1.0)
+        power(1.0, -2 / 3), "forgetting rate of the momentum of x, from 0 to 1", least=0, tune=(0.05, 1.0)
     )
     forget_lower: Schedule = parameter(
-        power(1.0, -2 / 3), "forgetting of the momentum of y, from 0 to 1", least=0, tune=(0.05, 1.0)
+        power(1.0, -2 / 3), "forgetting rate of the momentum of y, from 0 to 1", least=0, tune=(0.05, 1.0)
     )
 
     def check(self) -> None:
@@ -141,7 +141,7 @@ class DoubleMomentum(Averages):
         return DoubleMomentumState(new, Pair(change.x + keep[0] * d.x, change.y + keep[1] * d.y), t + 1)
 
     def directions(self, clients: Clients, points: Sequence[Pair], t: jax.Array) -> Pair:
-        """D(z; xi) at a point; of two, that of the second is subtracted, as far as the momenta are kept."""
+        """D(z; xi) at a point; with two points, minus D at the second, as far as the momenta are kept."""
         f = self.upper(clients, *points)
         u = self.adjoints(clients, points, tuple(gradients.y for gradients in f))
         indirect, omega = clients.run(self.finish, points, u, t).mean()
@@ -156,11 +156,11 @@ class DoubleMomentum(Averages):
         return 1 - self.forget_upper(t), 1 - self.forget_lower(t)
 
     def newest(self, values: Sequence[Vector], keep: float | jax.Array) -> Vector:
-        """The value at the first point; minus what is kept of that at the second."""
+        """The value at the first point, minus what is kept of the value at the second."""
         return values[0] if len(values) == 1 else values[0] - keep * values[1]
 
     def finish(self, client: Client, key: Key, points: Sequence[Pair], u: Sequence[Vector], t: jax.Array) -> Pair:
-        """Cross products, and the direction of y in the same message; differences of both points, not both."""
+        """Cross products, and the direction of y in the same message; of two points the difference, not both."""
         psi, zeta = jax.random.split(key)
         keep_x, keep_y = self.keep(t)
         indirect = [client.g.dxy(*z, v, psi) for z, v in zip(points, u, strict=True)]

@@ -77,7 +77,7 @@ def _coefficients(cost: Callable[[int, int], int]) -> np.ndarray:
 
 
 def _formula(fixed: np.ndarray, repeated: np.ndarray) -> str:
-    """A cost as people write it; N is how often a loop of random length is made.
+    """A cost as people write it; N is how often a loop of random length runs.
 
     >>> _formula(np.array([1, 2, 0]), np.array([0, 1, 0]))
     'p + 2d + Nd'
@@ -93,7 +93,7 @@ def _formula(fixed: np.ndarray, repeated: np.ndarray) -> str:
 
 def traced(kind: type[Algorithm]) -> dict[str, str]:
     """Exchanges, floats and oracle calls per round and participating client, with default hyper-parameters; "random"
-    where they depend on how often several loops of random length are made.
+    where they depend on how often several loops of random length run.
     """
     plans: dict[tuple[int, int], Plan] = {}
 
@@ -125,8 +125,8 @@ HEADER = """# Algorithms
 
 Made by `fedbilevel algorithms --markdown` from the code: do not edit. p is the dimension of x, d that of y. Costs are
 per round and participating client, with full participation, as tracing the code finds them with default
-hyper-parameters (N: how often a loop of random length is made; "random": several such loops); the sections below have
-the formulas. Gf, Gg: gradients of the upper and lower loss; J: cross products; H: Hessian products. A vector that a
+hyper-parameters (N: how often a loop of random length runs; "random": several such loops); the sections below have the
+formulas. Gf, Gg: gradients of the upper and lower loss; J: cross products; H: Hessian products. A vector that a
 client holds already is not sent again. A reconstruction was written without the text of the paper.
 """
 
