@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import inspect
+import itertools
 from pathlib import Path
 
 import pytest
@@ -43,9 +44,13 @@ def test_nothing_but_the_command_line_imports_report() -> None:
 def test_algorithms_are_documented(name: str) -> None:
     """Citation, table of symbols, costs, and whether it follows the paper; every hyper-parameter has a help text."""
     kind = fb.ALGORITHMS[name]
-    text = " ".join((inspect.getdoc(kind) or "").split())
+    paragraphs = (inspect.getdoc(kind) or "").split("\n\n")
+    text = " ".join(" ".join(paragraphs).split())
     for part in ("=====", "paper"):
         assert part in text, part
+    for before, paragraph in itertools.pairwise(paragraphs):  # formulas stand in blocks
+        assert paragraph.startswith("    ") or "<-" not in paragraph, paragraph
+        assert before.endswith("::") <= paragraph.startswith("    "), paragraph
     for part in ("per round", "per client"):
         assert part in kind.costs, part
     assert kind.source.startswith(("follows the paper", "reconstruction"))

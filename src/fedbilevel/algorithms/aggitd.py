@@ -26,8 +26,11 @@ class AggITD(Algorithm):
         x <- x - alpha mean ( grad_x f(x, y) - d2xy g(x, y) u )
 
     The mean of u over Q' is lambda sum_q prod_{s>q} (I - lambda d2yy g(x, y_s)) grad_y f(x, y_q). ``full_sum`` computes
-    this sum itself, by r <- mean (I - lambda d2yy g) r + grad_y f for all q and u = lambda r, without the randomness of
-    Q'. With lower = "svrg" a second exchange follows every step of y. It replaces the step by tau corrected local steps
+    this sum itself, with u = lambda r and without the randomness of Q'::
+
+        r <- mean ( (I - lambda d2yy g(x, y_q)) r + grad_y f(x, y_q) )     for q = 0 .. Q-1, from r = 0
+
+    With lower = "svrg" a second exchange follows every step of y. It replaces the step by tau corrected local steps
     from y_q, as in FedNest, where omega is the mean of grad_y g(x, y_q)::
 
         y_{nu+1} = y_nu - lambda / tau ( grad_y g(x, y_nu) - grad_y g(x, y_q) + omega )                averaged

@@ -16,9 +16,12 @@ from fedbilevel.mathematics.hypergradient import Pair
 class FedAvg(Algorithm):
     """FedAvg: train y at a fixed x, the reference without bilevel learning.
 
-    Every client takes tau steps ``y <- y - eta grad_y g(x, y)`` on its training loss; the server averages. The weights
-    are the task's; ``Task(weights="size")`` gives the paper's n_m / n. If x is the clients' weights, local steps are on
-    the client's own loss, and the average has the weights x.
+    Every client takes tau steps on its training loss; the server averages::
+
+        y <- y - eta grad_y g(x, y)
+
+    The weights are the task's; ``Task(weights="size")`` gives the paper's n_m / n. If x is the clients' weights, local
+    steps are on the client's own loss, and the average has the weights x.
 
     ========  ===============   =====================
     paper     name              meaning

@@ -31,9 +31,12 @@ class MeFBOState(NamedTuple):
 class MeFBO(Algorithm):
     """MeFBO: gradients only; the lower level becomes a penalty on g minus its Moreau envelope.
 
-    The saddle problem  min_{x, y} max_theta  f(x, y) / c + g(x, y) - g(x, theta) - |theta - y|^2 / (2 gamma)  is linear
-    in f and g. Client i takes the steps k = 0 .. tau - 1 on all three variables at once, with one batch of f and one of
-    g for all terms of a step, and sends the means of its directions. The server takes one step and projects::
+    The saddle problem is linear in f and g::
+
+        min_{x, y} max_theta  f(x, y) / c + g(x, y) - g(x, theta) - |theta - y|^2 / (2 gamma)
+
+    Client i takes the steps k = 0 .. tau - 1 on all three variables at once, with one batch of f and one of g for all
+    terms of a step, and sends the means of its directions. The server takes one step and projects::
 
         h_theta = grad_y g(x, theta) + (theta - y) / gamma
         h_y     = grad_y f(x, y) / c_t + grad_y g(x, y) - (y - theta) / gamma
