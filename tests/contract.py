@@ -27,7 +27,7 @@ NO_FORGETTING = {"c_upper": 0.0, "c_lower": 0.0}
 
 
 class Limit(NamedTuple):
-    """Run an algorithm on a problem for so many rounds: x must end here."""
+    """Run an algorithm on a problem for ``rounds`` rounds: x must end at ``expected``."""
 
     name: str
     problem: Quadratic | WeightedQuadratics
@@ -39,7 +39,7 @@ class Limit(NamedTuple):
 
 class Cost(NamedTuple):
     """Per round and client, with p = 3 and d = 5: exchanges, floats down and up, oracle calls; a loop of random length
-    is made ``repeats`` times."""
+    runs ``repeats`` times."""
 
     algorithm: fb.Algorithm
     exchanges: int
@@ -433,7 +433,7 @@ KEEP = {"forget_upper": 0.2, "forget_lower": 0.2}
 
 
 def in_series(terms: int) -> dict[str, fb.Algorithm]:
-    """Algorithms whose inverse of the mean Hessian is a series of so many terms with the step 0.4."""
+    """Algorithms whose inverse of the mean Hessian is a series of this many terms with the step 0.4."""
     return {
         "stocbio": fb.StocBiO(0.2, 0.4, 0.4, inner_rounds=4, neumann_steps=terms - 1),
         "sustain": fb.SUSTAIN(0.1, 0.4, 0.4, **KEEP, terms=terms, full_series=True),

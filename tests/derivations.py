@@ -31,7 +31,7 @@ def means(q: Quadratic) -> tuple[Array, ...]:
 
 
 def truncated(q: Quadratic, step: float, terms: int) -> Array:
-    """Where the hypergradient vanishes if the inverse of the MEAN Hessian is a series of so many terms."""
+    """Where the hypergradient vanishes if the inverse of the MEAN Hessian is a series of this many terms."""
 
     def hypergradient(x: Array) -> Array:
         pull = q.mean(np.einsum("mij,mj->mi", q.P, q.lower(x) - q.s))

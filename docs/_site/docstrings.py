@@ -7,6 +7,7 @@ from typing import Any
 import griffe
 
 RULER = re.compile(r"=+( +=+)+")
+FACTS = ("citation", "source", "assumes", "exact", "costs")
 STAR = re.compile(r"(?<![\w*])(\w(?:_\w)?|theta)\*(?![\w*])")  # y* is a name, *word* is emphasis
 
 
@@ -26,12 +27,14 @@ class Docstrings(griffe.Extension):
             attr.extra["fedbilevel"] = {"help": ast.literal_eval(str(help_text))}
 
     def on_package(self, *, pkg: griffe.Module, loader: Any, **_: Any) -> None:
-        """Add its hyper-parameters, also those that it inherits, to the docstring of every algorithm."""
+        """Add its facts and hyper-parameters, also those that it inherits, to the docstring of every algorithm."""
         for module in pkg["algorithms"].modules.values():
             for kind in module.classes.values():
                 known = {name: member.extra.get("fedbilevel") for name, member in kind.all_members.items()}
                 helps = [f"    {name}: {texts['help']}." for name, texts in known.items() if texts]
                 if helps:
+                    facts = ((name, ast.literal_eval(str(kind.all_members[name].value))) for name in FACTS)
+                    kind.docstring.value += "".join(f"\n\n**{name}:** {markdown(text)}." for name, text in facts)
                     kind.docstring.value += "\n\nArgs:\n" + "\n".join(helps)
 
 

@@ -24,7 +24,8 @@ from fedbilevel.engines.messaging.local import Local
 from fedbilevel.engines.participation import Uniform
 from fedbilevel.engines.simulation import Simulation
 from fedbilevel.mathematics.compression import top_k
-from fedbilevel.mathematics.neumann import Pair, neumann_hypergradient
+from fedbilevel.mathematics.hypergradient import Pair
+from fedbilevel.mathematics.neumann import neumann_hypergradient
 from fedbilevel.storage import arrays as messages
 from fedbilevel.tasks import Quadratic
 from helpers import identical

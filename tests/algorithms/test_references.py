@@ -29,7 +29,7 @@ name = lambda value: f"{type(value).__name__} {getattr(value, 'mode', getattr(va
 def after(
     task: fb.Task, algorithm: fb.Algorithm, rounds: int, seed: int = 0, x: Any = None, y: Any = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The x and y after so many rounds."""
+    """The x and y after this many rounds."""
     engine = Simulation(task, algorithm)
     return engine.solution(engine.advance(engine.start(seed, x, y), rounds))
 

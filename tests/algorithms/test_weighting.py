@@ -11,10 +11,11 @@ import pytest
 import fedbilevel as fb
 from fedbilevel.algorithms.afl import AFL
 from fedbilevel.algorithms.fedavg import FedAvg
-from fedbilevel.algorithms.primal_dual import PrimalDual, Server
+from fedbilevel.algorithms.primal_dual import PrimalDual, PrimalDualState
 from fedbilevel.core.vectors import Vector
 from fedbilevel.engines.messaging.local import Local
 from fedbilevel.engines.participation import Independent, Uniform
+from fedbilevel.engines.program import round_keys
 from fedbilevel.engines.simulation import Simulation, compiled_advance
 from fedbilevel.tasks import Quadratic, WeightedQuadratics
 from fedbilevel.tasks.client_weighting_toy import SEEDS, Toy, _loss, client_weighting_toy
@@ -68,7 +69,7 @@ def servers(task: fb.Task, algorithm: fb.Algorithm, x: Any, y: Any, l: Any, coho
     engine = Simulation(unconstrained(task), algorithm, cohort)
     state = engine.start(0, x, y)
     if isinstance(algorithm, PrimalDual):
-        state = state._replace(server=Server(state.server.x, state.server.y, Vector(jnp.asarray(l), "y")))
+        state = state._replace(server=PrimalDualState(state.server.x, state.server.y, Vector(jnp.asarray(l), "y")))
 
     def one(key: jax.Array) -> Any:
         return compiled_advance(engine.program, engine.task.data, state._replace(key=key), jnp.asarray(1)).server
@@ -184,6 +185,62 @@ def test_the_cost_of_afl() -> None:
         planned = fb.plan(TASK, AFL(), cohort)
         assert (planned.exchanges, planned.down, planned.up, planned.oracles) == (1, D, D, {"Gg": 1})
         assert planned.total(lambda e: e.bytes_up) == 8 * (D + 1)
+
+
+# Both, where some clients do not take part: an independent trajectory in numpy
+
+
+def active(q: WeightedQuadratics, seed: int, rounds: int, cohort: Any) -> Any:
+    """The cohorts that the engine draws, as masks."""
+    n = len(q.H)
+    for round in range(rounds):
+        if isinstance(cohort, list):
+            yield np.isin(np.arange(n), cohort)
+            continue
+        drawn = cohort.draw(round_keys(jax.random.key(seed), round)[0], n)
+        yield np.isin(np.arange(n), np.asarray(drawn.ids)[np.asarray(drawn.active)])
+
+
+def primal_dual(q: WeightedQuadratics, cohorts: Any, eta_x: float, eta_w: float, eta_l: float) -> tuple[Any, Any]:
+    x, w, l = np.full(len(q.H), 1 / len(q.H)), np.zeros(q.c.shape[1]), np.zeros(q.c.shape[1])  # noqa: E741
+    for there in cohorts:
+        factor = len(there) / there.sum()
+        shares = factor * np.where(there, x, 0)
+        g = np.einsum("ijk,ik->ij", q.H, w - q.c)
+        x, w, l = (  # noqa: E741
+            project(x - eta_x * factor * np.where(there, g @ l, 0)),
+            w - eta_w * (q.H0 @ (w - q.c0) + np.tensordot(shares, q.H, 1) @ l + shares @ g),
+            l + eta_l * shares @ g,
+        )
+    return x, w
+
+
+def afl(q: WeightedQuadratics, cohorts: Any, eta_x: float, eta_w: float) -> tuple[Any, Any]:
+    x, w, visited = np.full(len(q.H), 1 / len(q.H)), np.zeros(q.c.shape[1]), []
+    for there in cohorts:
+        factor = len(there) / there.sum()
+        g = np.einsum("ijk,ik->ij", q.H, w - q.c)
+        losses = 0.5 * np.einsum("ij,ij->i", w - q.c, g)
+        step = eta_w * factor * np.where(there, x, 0) @ g
+        x, w = project(x + eta_x * factor * np.where(there, losses, 0)), w - step
+        visited.append(w)
+    return x, np.mean(visited, axis=0)
+
+
+@pytest.mark.parametrize("engine", ["simulation", "local"])
+@pytest.mark.parametrize("cohort", [[0, 2, 3, 5, 6], Independent(0.6)], ids=["fixed", "independent"])
+def test_trajectories_with_partial_participation(cohort: Any, engine: str) -> None:
+    """Full batches, seven clients of which some are active: equal to double precision, in both engines."""
+    q, seed, rounds = WeightedQuadratics.random(clients=7, d=3, seed=4), 3, 8
+    for algorithm, reference in ((PrimalDual(0.02, 0.1, 0.2), primal_dual), (AFL(0.02, 0.1), afl)):
+        found = fb.solve(q.task(), algorithm, rounds, seed, cohort, every=rounds, engine=engine)
+        steps = [
+            getattr(algorithm, name) for name in ("lr_upper", "lr_lower", "lr_adjoint") if hasattr(algorithm, name)
+        ]
+        x, y = reference(q, active(q, seed, rounds, cohort), *steps)
+        assert np.max(np.abs(x - 1 / 7)) > 1e-3
+        np.testing.assert_allclose(found.x, x, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(found.y, y, rtol=0, atol=1e-12)
 
 
 # FedAvg

@@ -17,7 +17,8 @@ from rich.console import Console
 import fedbilevel as fb
 from fedbilevel.engines.messaging.server import Messaging
 from fedbilevel.engines.participation import Everyone
-from fedbilevel.engines.plan import Program, trace
+from fedbilevel.engines.plan import trace
+from fedbilevel.engines.program import Program
 from fedbilevel.federation import coordinator, join, project, schema, server
 from fedbilevel.federation.engine import Federation
 from fedbilevel.federation.own import parts, together

@@ -83,7 +83,7 @@ def test_the_reference_has_everything(site: Path) -> None:
     tasks = (site / "reference" / "tasks.html").read_text()
     for make in fb.TASKS.values():
         assert f'id="{make.__module__}.{make.__name__}"' in tasks
-    assert "step of the upper variable x" in algorithms  # the help texts of hyper-parameters
+    assert "step size of the upper variable x" in algorithms  # the help texts of hyper-parameters
     assert "parameter(" not in algorithms
 
 

@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import inspect
+import itertools
 from pathlib import Path
 
 import pytest
@@ -96,10 +97,19 @@ def test_a_folder_says_what_lives_there_and_who_may_import_it(path: Path) -> Non
 def test_algorithms_are_documented(name: str) -> None:
     """Citation, table of symbols, costs, and whether it follows the paper; every hyper-parameter has a help text."""
     kind = fb.ALGORITHMS[name]
-    text = " ".join((inspect.getdoc(kind) or "").split())
-    for part in ("per round", "per client", "=====", "paper"):
+    paragraphs = (inspect.getdoc(kind) or "").split("\n\n")
+    text = " ".join(" ".join(paragraphs).split())
+    for part in ("=====", "paper"):
         assert part in text, part
-    assert "ollows the paper" in text or "reconstruction" in text
+    for before, paragraph in itertools.pairwise(paragraphs):  # formulas stand in blocks
+        assert paragraph.startswith("    ") or "<-" not in paragraph, paragraph
+        assert before.endswith("::") <= paragraph.startswith("    "), paragraph
+    for part in ("per round", "per client"):
+        assert part in kind.costs, part
+    assert kind.source.startswith(("follows the paper", "reconstruction"))
+    for fact in (kind.citation, kind.assumes, kind.exact, kind.costs):
+        assert fact
+        assert not fact.endswith("."), fact
     for field in dataclasses.fields(kind):
         assert field.metadata["help"], field.name
         assert field.name in text or field.name == "shared_batch", field.name

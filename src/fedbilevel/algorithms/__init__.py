@@ -1,4 +1,7 @@
-"""Algorithms by name. One paper is one file is one frozen dataclass."""
+"""Algorithms by name: one paper, one file, one frozen dataclass.
+
+Imports core and mathematics; every folder below these may import it.
+"""
 
 from fedbilevel.algorithms.afl import AFL
 from fedbilevel.algorithms.aggitd import AggITD

@@ -1,7 +1,7 @@
 """CommFedBiO."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +10,7 @@ from fedbilevel.core import Algorithm, Client, Clients, Key, Replies, parameter
 from fedbilevel.core.vectors import Vector
 from fedbilevel.mathematics.compression import CountSketch, count_sketch, top_k
 from fedbilevel.mathematics.descent import local_sgd
-
-
-class Server(NamedTuple):
-    """The upper variable, the model, and the adjoint."""
-
-    x: Vector
-    y: Vector
-    u: Vector
+from fedbilevel.mathematics.hypergradient import Point
 
 
 class Memory(NamedTuple):
@@ -36,13 +29,13 @@ class Sparse(NamedTuple):
     weight: jax.Array
 
 
-class Direct(NamedTuple):
+class SketchMemory(NamedTuple):
     """What a client keeps while the server solves the sketched system: its gradient of f in x."""
 
     fx: Vector
 
 
-class Sketched(NamedTuple):
+class CommFedBiOSketchState(NamedTuple):
     """The upper variable, the model, and the seed of the last sketches."""
 
     x: Vector
@@ -52,10 +45,7 @@ class Sketched(NamedTuple):
 
 @dataclass(frozen=True)
 class CommFedBiO(Algorithm):
-    """CommFedBiO: the adjoint system solved by compressed exchanges, top-k with error feedback.
-
-    Li, Pei, Huang: "Communication-Efficient Robust Federated Learning with Noisy Labels", KDD 2022, the iterative
-    subroutine.
+    """CommFedBiO: the adjoint system is solved by compressed exchanges, top-k with error feedback.
 
     A round has one round of local SGD on y, the adjoint, and a step of x::
 
@@ -76,29 +66,37 @@ class CommFedBiO(Algorithm):
     u_0       warm_start       whether u starts where it was, or at 0
     ========  ==============   =====================
 
-    2 + n_u exchanges per round: p + (1 + n_u) d floats down with full participation (u is sent whole; d more without
-    a warm start), p + d + 2k n_u up (k values and k indices); T Gg, n_u H, 1 Gf, 1 J per client. Assumes g strongly
-    convex in y. The body does not follow the paper's text, which was not at hand: a reconstruction. With k = d and T
-    = 1 it is exact on heterogeneous clients. With k < d a constant alpha leaves an error of u in proportion to alpha
-    (if alpha n_u is held), because the clients' gradients differ at the solution; with T > 1 the limit is displaced
-    by client drift. Partial participation is not treated here; a cohort is the same for all exchanges of a round.
-    Where the problem has constraints, clients train at feasible points and averages are projected.
+    With k < d a constant alpha leaves an error in u, because the clients' gradients differ at the solution. The error
+    is proportional to alpha if alpha n_u is held fixed. One cohort serves all exchanges of a round. If the problem has
+    constraints, clients train at feasible points and averages are projected.
     """
 
-    lr_upper: float = parameter(20.0, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
-    lr_lower: float = parameter(0.5, "step of the lower variable y", above=0, tune=(1e-3, 2.0))
-    lr_adjoint: float = parameter(0.1, "step of the adjoint u", above=0, tune=(1e-3, 2.0))
+    citation = (
+        'Li, Pei, Huang: "Communication-Efficient Robust Federated Learning with Noisy Labels", KDD 2022, the '
+        "iterative subroutine"
+    )
+    source = "reconstruction without the paper's text"
+    assumes = "g strongly convex in y"
+    exact = "exact with k = d and T = 1; with T > 1 client drift displaces the limit"
+    costs = (
+        "2 + n_u exchanges per round: p + (1 + n_u) d floats down with full participation (u is sent whole; d more "
+        "without a warm start), p + d + 2k n_u up (k values and k indices); T Gg, n_u H, 1 Gf, 1 J per client"
+    )
+
+    remembers = "round"
+
+    lr_upper: float = parameter(20.0, "step size of the upper variable x", above=0, tune=(1e-3, 1e3))
+    lr_lower: float = parameter(0.5, "step size of the lower variable y", above=0, tune=(1e-3, 2.0))
+    lr_adjoint: float = parameter(0.1, "step size of the adjoint u", above=0, tune=(1e-3, 2.0))
     local_steps: int = parameter(5, "local steps of y", least=1)
     adjoint_steps: int = parameter(10, "compressed exchanges for the adjoint u", least=1)
     entries: int = parameter(100, "entries that a client uploads per compressed exchange", least=1)
-    warm_start: bool = parameter(True, "start u where it was in the last round, not at 0")
+    warm_start: bool = parameter(True, "start u from where it was in the last round, not from 0")
 
-    remembers: ClassVar[Literal["nothing", "round", "run"]] = "round"
+    def init(self, clients: Clients, x: Vector, y: Vector) -> Point:
+        return Point(x, y, u=0 * y)
 
-    def init(self, clients: Clients, x: Vector, y: Vector) -> Server:
-        return Server(x, y, u=0 * y)
-
-    def round(self, clients: Clients, server: Server) -> Server:
+    def round(self, clients: Clients, server: Point) -> Point:
         x, y, u = server
         y = clients.project_y(y + clients.run(self.train, x, y).mean())
         u = u if self.warm_start else 0 * u
@@ -108,7 +106,7 @@ class CommFedBiO(Algorithm):
             return subtract(u, clients.run(self.compress, x, y, u))
 
         u = clients.repeat(self.adjoint_steps - 1, step, u)
-        return Server(clients.project_x(x - self.lr_upper * clients.run(self.upper, x, y, u).mean()), y, u)
+        return Point(clients.project_x(x - self.lr_upper * clients.run(self.upper, x, y, u).mean()), y, u)
 
     def train(self, client: Client, memory: None, key: Key, x: Vector, y: Vector) -> tuple[None, Vector]:
         return memory, local_sgd(client, key, x, y, self.lr_lower, self.local_steps)
@@ -131,7 +129,7 @@ class CommFedBiO(Algorithm):
     def upper(self, client: Client, memory: Memory, key: Key, x: Vector, y: Vector, u: Vector) -> tuple[Memory, Vector]:
         return memory, memory.fx - client.g.dxy(x, y, u, key)
 
-    def solution(self, server: Server, memory: Any) -> tuple[Vector, Vector]:
+    def solution(self, server: Point, memory: Any) -> tuple[Vector, Vector]:
         return server.x, server.y
 
 
@@ -147,11 +145,8 @@ def subtract(u: Vector, replies: Replies) -> Vector:
 class CommFedBiOSketch(Algorithm):
     """CommFedBiO, not iterative: the adjoint system is sketched, uploaded once, and solved by the server.
 
-    Li, Pei, Huang: "Communication-Efficient Robust Federated Learning with Noisy Labels", KDD 2022, the subroutine
-    that compresses the Hessian.
-
     A round has one round of local SGD on y, the adjoint, and a step of x. S1 (r1 x d) and S2 (r2 x d) are count
-    sketches, with one +1 or -1 in each column, which everybody makes from the same seed::
+    sketches, with one +1 or -1 in each column. Server and clients make them from the same seed::
 
         y <- mean of  T  steps  y - gamma grad_y g_m(x, y)
         C = mean S2 d2yy g_m S1',   c = mean S2 grad_y f_m
@@ -166,40 +161,49 @@ class CommFedBiOSketch(Algorithm):
     T         local_steps      local steps of y
     r1        columns          rows of S1: unknowns of the sketched system, and Hessian products of a client
     r2        rows             rows of S2: equations of the sketched system
-    -         fresh_sketch     whether every round has sketches of its own, or all rounds the same
+    -         fresh_sketch     whether every round draws sketches of its own, or all rounds use the same
     ========  ==============   =====================
 
-    3 exchanges per round: p + d + r1 floats down with full participation (omega is sent, not u; a client that missed
-    the last round needs y, too: d more) and the seed, p + d + r1 r2 + r2 up; T Gg, r1 H, 1 Gf, 1 J per client, all
-    products on one batch. Assumes g strongly convex in y. The body does not follow the paper's text, which was not at
-    hand: a reconstruction. On heterogeneous clients the system is that of all clients, so with T = 1 only the sketches
-    displace x. They are exact if the adjoint lies in the range of S1', that is, entries in one bucket are equal up to
-    their signs, and S2 d2yy g is injective on that range. Without two entries in one bucket, of S1 nor of S2, this
-    always holds; r1 = r2 = d is not enough for it, r1 and r2 of order d^2 would be. Otherwise u is wrong by an error
-    that no step makes smaller: large, for an adjoint without small entries, and larger if r2 is hardly more than r1,
-    where the system is badly conditioned. One cohort serves all exchanges of a round. Where the problem has
-    constraints, clients train at feasible points and averages are projected.
+    The sketches are exact if the adjoint lies in the range of S1' (entries in one bucket are equal up to their signs)
+    and S2 d2yy g is injective on that range. This always holds if no two entries share a bucket, of S1 or of S2; r1 =
+    r2 = d is not enough for that, r1 and r2 of order d^2 would be. Otherwise u has an error that no step size reduces.
+    It is large for an adjoint without small entries, and larger if r2 is barely more than r1, where the system is badly
+    conditioned. One cohort serves all exchanges of a round. If the problem has constraints, clients train at feasible
+    points and averages are projected.
     """
 
-    lr_upper: float = parameter(0.1, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
-    lr_lower: float = parameter(0.1, "step of the lower variable y", above=0, tune=(1e-3, 2.0))
+    citation = (
+        'Li, Pei, Huang: "Communication-Efficient Robust Federated Learning with Noisy Labels", KDD 2022, the '
+        "subroutine that compresses the Hessian"
+    )
+    source = "reconstruction without the paper's text"
+    assumes = "g strongly convex in y"
+    exact = "the system is that of all clients, so with T = 1 only the sketches displace x"
+    costs = (
+        "3 exchanges per round: p + d + r1 floats down with full participation (omega is sent, not u; a client that "
+        "missed the last round also needs y: d more) and the seed, p + d + r1 r2 + r2 up; T Gg, r1 H, 1 Gf, 1 J per "
+        "client, all products on one batch"
+    )
+
+    remembers = "round"
+
+    lr_upper: float = parameter(0.1, "step size of the upper variable x", above=0, tune=(1e-3, 1e3))
+    lr_lower: float = parameter(0.1, "step size of the lower variable y", above=0, tune=(1e-3, 2.0))
     local_steps: int = parameter(5, "local steps of y", least=1)
-    columns: int = parameter(50, "unknowns of the sketched system: Hessian products of a client", least=1)
+    columns: int = parameter(50, "unknowns of the sketched system, and Hessian products per client", least=1)
     rows: int = parameter(200, "equations of the sketched system", least=1)
     fresh_sketch: bool = parameter(True, "draw new sketches in every round")
 
-    remembers: ClassVar[Literal["nothing", "round", "run"]] = "round"
+    def init(self, clients: Clients, x: Vector, y: Vector) -> CommFedBiOSketchState:
+        return CommFedBiOSketchState(x, y, seed_from(clients.next_key()))
 
-    def init(self, clients: Clients, x: Vector, y: Vector) -> Sketched:
-        return Sketched(x, y, seed_from(clients.next_key()))
-
-    def round(self, clients: Clients, server: Sketched) -> Sketched:
+    def round(self, clients: Clients, server: CommFedBiOSketchState) -> CommFedBiOSketchState:
         x, y, seed = server
         y = clients.project_y(y + clients.run(self.train, x, y).mean())
         seed = seed_from(clients.next_key()) if self.fresh_sketch else seed
         matrix, right = clients.run(self.sketch, x, y, seed).mean()
         omega = jnp.linalg.lstsq(matrix, right)[0]
-        return Sketched(
+        return CommFedBiOSketchState(
             clients.project_x(x - self.lr_upper * clients.run(self.upper, x, y, seed, omega).mean()), y, seed
         )
 
@@ -213,7 +217,7 @@ class CommFedBiOSketch(Algorithm):
 
     def sketch(
         self, client: Client, memory: None, key: Key, x: Vector, y: Vector, seed: jax.Array
-    ) -> tuple[Direct, tuple[jax.Array, jax.Array]]:
+    ) -> tuple[SketchMemory, tuple[jax.Array, jax.Array]]:
         """S2 d2yy g S1', column by column, and S2 grad_y f."""
         S1, S2 = self.sketches(seed, y.size)
         xi, psi = jax.random.split(key)
@@ -225,18 +229,18 @@ class CommFedBiOSketch(Algorithm):
             return matrix.at[:, j].set(S2.of(client.g.dyy(x, y, S1.back(unit, y), psi)))
 
         matrix = client.repeat(self.columns, fill, jnp.zeros((self.rows, self.columns), right.dtype), key)
-        return Direct(fx), (matrix, right)
+        return SketchMemory(fx), (matrix, right)
 
     def upper(
-        self, client: Client, memory: Direct, key: Key, x: Vector, y: Vector, seed: jax.Array, omega: jax.Array
-    ) -> tuple[Direct, Vector]:
+        self, client: Client, memory: SketchMemory, key: Key, x: Vector, y: Vector, seed: jax.Array, omega: jax.Array
+    ) -> tuple[SketchMemory, Vector]:
         u = self.sketches(seed, y.size)[0].back(omega, y)
         return memory, memory.fx - client.g.dxy(x, y, u, key)
 
-    def solution(self, server: Sketched, memory: Any) -> tuple[Vector, Vector]:
+    def solution(self, server: CommFedBiOSketchState, memory: Any) -> tuple[Vector, Vector]:
         return server.x, server.y
 
 
 def seed_from(key: Key) -> jax.Array:
-    """A number from which everybody can make the same sketches."""
+    """A number from which server and clients make the same sketches."""
     return jax.random.bits(key, (), jnp.uint32)

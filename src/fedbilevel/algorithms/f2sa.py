@@ -1,7 +1,8 @@
 """F2SA."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,18 +12,18 @@ from fedbilevel.core.schedules import Schedule, constant, power
 from fedbilevel.core.vectors import Vector
 
 
-class Pair(NamedTuple):
+class LowerPair(NamedTuple):
     """y, which minimises f / lambda + g, and z, which minimises g; or a direction for each."""
 
     y: Vector
     z: Vector
 
 
-class Server(NamedTuple):
+class F2SAState(NamedTuple):
     """The upper variable, the two lower variables, and the number k of the next round, from 0."""
 
     x: Vector
-    lower: Pair
+    lower: LowerPair
     k: jax.Array
 
 
@@ -30,72 +31,83 @@ class Server(NamedTuple):
 class F2SA(Algorithm):
     """F2SA: gradients only; the hypergradient is a difference of gradients at two lower variables. Federated here.
 
-    Kwon, Kwon, Wright, Nowak: "A Fully First-Order Method for Stochastic Bilevel Optimization", ICML 2023. That is a
-    method for one party; all its directions are linear in f and g, so that the clients' means are exact.
+    The paper's method is for one party. All its directions are linear in f and g, so the clients' means are exact.
 
-    In round k, with fresh batches for f, for g at y and for g at z, T times one exchange::
+    In round k, with fresh batches for f, for g at y and for g at z, T exchanges of the form::
 
-        y <- y - beta_k  ( grad_y f(x, y) / lambda_k + grad_y g(x, y) )
+        y <- y - alpha_k lambda_k ( grad_y f(x, y) / lambda_k + grad_y g(x, y) )
         z <- z - gamma_k grad_y g(x, z)
 
     then one exchange for x (as lambda grows, this tends to the hypergradient)::
 
-        x <- x - alpha_k ( grad_x f(x, y) + lambda_k ( grad_x g(x, y) - grad_x g(x, z) ) )
+        x <- x - xi alpha_k ( grad_x f(x, y) + lambda_k ( grad_x g(x, y) - grad_x g(x, z) ) )
 
-    =============  ==============   =====================
-    paper          name             meaning
-    =============  ==============   =====================
-    xi alpha_k     lr_upper         step of x; k^(-5/7) in the theory
-    alpha_k lam_k  lr_lower         step of y, for the direction divided by lambda, so that it need not shrink with it
-    gamma_k        lr_auxiliary     step of z; k^(-4/7) in the theory
-    lambda_k       penalty          weight of g against f, constant or growing; k^(1/7) in the theory
-    T              lower_steps      steps of y and z, of one exchange each, before every step of x
-    =============  ==============   =====================
+    ================  ==============   =====================
+    paper             name             meaning
+    ================  ==============   =====================
+    xi alpha_k        lr_upper         step of x; k^(-5/7) in the theory
+    alpha_k lambda_k  lr_lower         step of y, along the direction divided by lambda, so that it need not shrink
+    gamma_k           lr_auxiliary     step of z; k^(-4/7) in the theory
+    lambda_k          penalty          weight of g against f, constant or growing; k^(1/7) in the theory
+    T                 lower_steps      steps of y and z, of one exchange each, before every step of x
+    ================  ==============   =====================
 
-    T + 1 exchanges per round: p + 2 T d floats down with full participation (a client that missed the last round
-    needs y and z again: 2d more) and p + 2 T d up; (T + 1) (1 Gf, 2 Gg) per client, no second derivatives. Assumes g
-    strongly convex in y. The code does not follow the paper's text, which was not at hand: a reconstruction, and the
-    federation is ours. The limit is off the solution by a term of order 1 / lambda, on identical clients, too;
-    heterogeneous clients add nothing, as there are no local steps. With partial participation the cohort's weights
-    are renormalised. Clients evaluate at feasible points, since the server projects x, y and z.
+    With partial participation the cohort's weights are renormalised. Clients evaluate at feasible points, since the
+    server projects x, y and z.
     """
 
-    lr_upper: Schedule = parameter(constant(0.1), "step of the upper variable x", above=0, tune=(1e-3, 1e3))
-    lr_lower: Schedule = parameter(constant(0.1), "step of the lower variable y", above=0, tune=(1e-3, 2.0))
-    lr_auxiliary: Schedule = parameter(constant(0.1), "step of z, the y without f", above=0, tune=(1e-3, 2.0))
+    citation = 'Kwon, Kwon, Wright, Nowak: "A Fully First-Order Method for Stochastic Bilevel Optimization", ICML 2023'
+    source = "reconstruction without the paper's text; the federation is ours"
+    assumes = "g strongly convex in y"
+    exact = (
+        "off the solution by a term of order 1 / lambda, on identical clients, too; heterogeneity adds nothing, as "
+        "there are no local steps"
+    )
+    costs = (
+        "T + 1 exchanges per round: p + 2 T d floats down with full participation (a client that missed the last "
+        "round needs y and z again: 2d more) and p + 2 T d up; (T + 1) (1 Gf, 2 Gg) per client, no second derivatives"
+    )
+
+    steps: ClassVar[Mapping[str, str]] = {**Algorithm.steps, "z": "lr_auxiliary"}
+
+    lr_upper: Schedule = parameter(constant(0.1), "step size of the upper variable x", above=0, tune=(1e-3, 1e3))
+    lr_lower: Schedule = parameter(constant(0.1), "step size of the lower variable y", above=0, tune=(1e-3, 2.0))
+    lr_auxiliary: Schedule = parameter(
+        constant(0.1), "step size of z, the minimiser of g alone", above=0, tune=(1e-3, 2.0)
+    )
     penalty: Schedule = parameter(
-        power(10.0, 1 / 7), "weight of g against f; the bias is of order 1 / penalty", above=0
+        power(10.0, 1 / 7), "weight of g relative to f; the bias is of order 1 / penalty", above=0
     )
     lower_steps: int = parameter(10, "exchanges for y and z before every step of x", least=1)
 
-    def init(self, clients: Clients, x: Vector, y: Vector) -> Server:
-        return Server(x, Pair(y, z=y), jnp.asarray(0))
+    def init(self, clients: Clients, x: Vector, y: Vector) -> F2SAState:
+        return F2SAState(x, LowerPair(y, z=y), jnp.asarray(0))
 
-    def round(self, clients: Clients, server: Server) -> Server:
+    def round(self, clients: Clients, server: F2SAState) -> F2SAState:
         x, lower, k = server
 
-        def step(clients: Clients, lower: Pair) -> Pair:
+        def step(clients: Clients, lower: LowerPair) -> LowerPair:
             d = clients.run(self.lower, x, lower, k).mean()
             y = clients.project_y(lower.y - self.lr_lower(k) * d.y)
-            return Pair(y, clients.project_y(lower.z - self.lr_auxiliary(k) * d.z))
+            return LowerPair(y, clients.project_y(lower.z - self.lr_auxiliary(k) * d.z))
 
         lower = step(clients, lower)  # before the loop, as it is the one that sends x
         if self.lower_steps > 1:
             lower = clients.repeat(self.lower_steps - 1, step, lower)
         h = clients.run(self.upper, x, lower, k).mean()
-        return Server(clients.project_x(x - self.lr_upper(k) * h), lower, k + 1)
+        return F2SAState(clients.project_x(x - self.lr_upper(k) * h), lower, k + 1)
 
-    def lower(self, client: Client, memory: None, key: Key, x: Vector, lower: Pair, k: Any) -> tuple[None, Pair]:
+    def lower(self, client: Client, key: Key, x: Vector, lower: LowerPair, k: Any) -> LowerPair:
         """Directions of y and z."""
         (y, z), (xi, at_y, at_z) = lower, jax.random.split(key, 3)
         dy = client.f.dy(x, y, xi) / self.penalty(k) + client.g.dy(x, y, at_y)
-        return memory, Pair(dy, client.g.dy(x, z, at_z))
+        return LowerPair(dy, client.g.dy(x, z, at_z))
 
-    def upper(self, client: Client, memory: None, key: Key, x: Vector, lower: Pair, k: Any) -> tuple[None, Vector]:
+    def upper(self, client: Client, key: Key, x: Vector, lower: LowerPair, k: Any) -> Vector:
         """The direction of x."""
         (y, z), (xi, at_y, at_z) = lower, jax.random.split(key, 3)
         difference = client.g.dx(x, y, at_y) - client.g.dx(x, z, at_z)
-        return memory, client.f.dx(x, y, xi) + self.penalty(k) * difference
+        return client.f.dx(x, y, xi) + self.penalty(k) * difference
 
-    def solution(self, server: Server, memory: None) -> tuple[Vector, Vector]:
+    def solution(self, server: F2SAState, memory: None) -> tuple[Vector, Vector]:
         return server.x, server.lower.z

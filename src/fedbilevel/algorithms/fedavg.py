@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
 
 import jax.numpy as jnp
 
@@ -10,47 +9,51 @@ from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
 from fedbilevel.core.vectors import Vector
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.mathematics.descent import local_sgd
-
-
-class Server(NamedTuple):
-    """The upper variable, which stays as it is, and the model."""
-
-    x: Vector
-    y: Vector
+from fedbilevel.mathematics.hypergradient import Pair
 
 
 @dataclass(frozen=True)
 class FedAvg(Algorithm):
     """FedAvg: train y at a fixed x, the reference without bilevel learning.
 
-    McMahan, Moore, Ramage, Hampson, Aguera y Arcas: "Communication-Efficient Learning of Deep Networks from
-    Decentralized Data", AISTATS 2017.
+    Every client takes tau steps on its training loss; the server averages::
 
-    Every client makes tau steps ``y <- y - gamma grad_y g(x, y)`` on its training loss; the server averages. Weights
-    are the task's; ``Task(weights="size")`` gives the paper's n_m / n. Where x is the clients' weights, local steps
-    are on the client's own loss, and the average has the weights x.
+        y <- y - eta grad_y g(x, y)
+
+    The weights are the task's; ``Task(weights="size")`` gives the paper's n_m / n. If x is the clients' weights, local
+    steps are on the client's own loss, and the average has the weights x.
 
     ========  ===============   =====================
     paper     name              meaning
     ========  ===============   =====================
     eta       lr_lower          step of y
-    E, B      local_steps       local steps between averages (given as steps, not as epochs)
-    n_k / n   client_weights    where x is the clients' weights: these instead of the problem's first x; scaled to sum 1
+    E, B      local_steps       tau, the local steps between averages (steps, not epochs)
+    n_k / n   client_weights    if x is the clients' weights: these instead of the problem's first x, scaled to sum 1
     -         validation_only   train y on the upper loss instead, on the server if it has validation rows
     ========  ===============   =====================
-
-    One exchange per round: d floats down and up (x once, to each client, if it is shared); tau Gg per client. Assumes
-    nothing of the upper level. Follows the paper. With more than one local step and constant steps the limit is
-    displaced by client drift. With ``validation_only``: tau Gf instead of tau Gg; or no exchange at all, and tau steps
-    on the server, if it has the validation rows.
     """
 
-    bilevel: ClassVar[bool] = False
-    upper_at: ClassVar[Literal["clients", "server", "either"]] = "either"
+    citation = (
+        'McMahan, Moore, Ramage, Hampson, Aguera y Arcas: "Communication-Efficient Learning of Deep Networks from '
+        'Decentralized Data", AISTATS 2017'
+    )
+    source = "follows the paper"
+    assumes = "nothing of the upper level"
+    exact = "with more than one local step and constant steps, client drift displaces the limit"
+    costs = (
+        "One exchange per round: d floats down and up (x once, to each client, if it is shared); tau Gg per client. "
+        "With validation_only, tau Gf instead of tau Gg; or no exchange at all, and tau steps on the server, if it "
+        "has the validation rows"
+    )
 
-    lr_lower: float = parameter(0.5, "step of the model y", above=0, tune=(1e-3, 2.0))
+    bilevel = False
+    upper_at = "either"
+
+    lr_lower: float = parameter(0.5, "step size of the model y", above=0, tune=(1e-3, 2.0))
     local_steps: int = parameter(5, "local steps between averages", least=1)
-    client_weights: tuple[float, ...] = parameter((), "the fixed weight of every client, where x is these", least=0)
+    client_weights: tuple[float, ...] = parameter(
+        (), "fixed weight of every client, if x is the clients' weights", least=0
+    )
     validation_only: bool = parameter(False, "train on the upper loss (the validation rows) only")
 
     def check(self) -> None:
@@ -59,31 +62,31 @@ class FedAvg(Algorithm):
         if self.client_weights and self.validation_only:
             raise FedbilevelError("FedAvg: validation_only leaves out the losses that client_weights would weigh.")
 
-    def init(self, clients: Clients, x: Vector, y: Vector) -> Server:
+    def init(self, clients: Clients, x: Vector, y: Vector) -> Pair:
         if self.client_weights:
             x = Vector(jnp.asarray(self.client_weights) / math.fsum(self.client_weights), "x")
-        return Server(x, y)
+        return Pair(x, y)
 
-    def round(self, clients: Clients, server: Server) -> Server:
+    def round(self, clients: Clients, server: Pair) -> Pair:
         x, y = server
         if not (self.validation_only and clients.holds_upper):
-            return Server(x, clients.project_y(y + clients.run(self.train, x, y).mean()))
+            return Pair(x, clients.project_y(y + clients.run(self.train, x, y).mean()))
 
         def step(clients: Clients, y: Vector) -> Vector:
             return clients.project_y(y - self.lr_lower * clients.f.dy(x, y, clients.next_key()))
 
-        return Server(x, clients.repeat(self.local_steps, step, y))
+        return Pair(x, clients.repeat(self.local_steps, step, y))
 
-    def train(self, client: Client, memory: None, key: Key, x: Vector, y: Vector) -> tuple[None, Vector]:
+    def train(self, client: Client, key: Key, x: Vector, y: Vector) -> Vector:
         self.fits(client)
         loss = client.f if self.validation_only else client.own
         moved = local_sgd(client, key, x, y, self.lr_lower, self.local_steps, loss)
         if client.problem.weighting and not self.validation_only:
             moved = client.clients * x.tree[client.id] * moved
-        return memory, moved
+        return moved
 
     def fits(self, client: Client) -> None:
-        """Refuse weights that are not this problem's; already when the costs are planned."""
+        """Refuse weights that do not fit the problem, also when costs are only planned."""
         if self.client_weights and not client.problem.weighting:
             raise FedbilevelError(
                 "FedAvg: client_weights are for problems with weighting=True; here, give the task weights=."
@@ -94,5 +97,5 @@ class FedAvg(Algorithm):
                 f"{len(self.client_weights)}."
             )
 
-    def solution(self, server: Server, memory: None) -> tuple[Vector, Vector]:
+    def solution(self, server: Pair, memory: None) -> tuple[Vector, Vector]:
         return server.x, server.y

@@ -12,9 +12,6 @@ from fedbilevel.mathematics.hypergradient import Point, directions, feasible
 class FedBiO(Algorithm):
     """FedBiO: local steps on x, y and the adjoint u at once, averaged once per round.
 
-    Li, Huang, Huang: "Communication-Efficient Federated Bilevel Optimization with Global and Local Lower Level
-    Problems", NeurIPS 2023, Algorithm 2 and eq. (6). (An earlier preprint has no projection P_r.)
-
     Every client, with independent batches for the five terms, all evaluated at its own (x, y, u) of time t::
 
         x <- x - eta   ( grad_x f - d2xy g u )
@@ -33,15 +30,25 @@ class FedBiO(Algorithm):
     r         radius           bound on the norm of u; C_f / mu in the theory, infinite by default
     ========  ==============   =====================
 
-    One exchange per round: p + 2d floats down and up; I (2 Gf, 1 Gg, 1 J, 1 H) per client. Assumes g strongly convex
-    in y and bounded heterogeneity. Follows the paper. With I > 1 and constant steps the limit is displaced by client
-    drift, in proportion to the steps and to I - 1; with I = 1 it is exact. The first u, which the paper leaves open,
-    is 0. Where the problem has constraints, clients evaluate at feasible points and the server projects the average.
+    The paper leaves the first u open; here it is 0. If the problem has constraints, clients evaluate at feasible points
+    and the server projects the average.
     """
 
-    lr_upper: float = parameter(20.0, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
-    lr_lower: float = parameter(0.5, "step of the lower variable y", above=0, tune=(1e-3, 2.0))
-    lr_adjoint: float = parameter(0.02, "step of the adjoint u", above=0, tune=(1e-3, 2.0))
+    citation = (
+        'Li, Huang, Huang: "Communication-Efficient Federated Bilevel Optimization with Global and Local Lower Level '
+        'Problems", NeurIPS 2023, Algorithm 2 and eq. (6) (an earlier preprint has no projection P_r)'
+    )
+    source = "follows the paper"
+    assumes = "g strongly convex in y and bounded heterogeneity"
+    exact = (
+        "exact with I = 1; with I > 1 and constant steps, client drift displaces the limit, in proportion to the "
+        "steps and to I - 1"
+    )
+    costs = "One exchange per round: p + 2d floats down and up; I (2 Gf, 1 Gg, 1 J, 1 H) per client"
+
+    lr_upper: float = parameter(20.0, "step size of the upper variable x", above=0, tune=(1e-3, 1e3))
+    lr_lower: float = parameter(0.5, "step size of the lower variable y", above=0, tune=(1e-3, 2.0))
+    lr_adjoint: float = parameter(0.02, "step size of the adjoint u", above=0, tune=(1e-3, 2.0))
     local_steps: int = parameter(5, "local steps between averages", least=1)
     radius: float = parameter(float("inf"), "bound on the norm of the adjoint u", above=0)
     shared_batch: bool = parameter(False, "use one batch of f and one of g for all terms of a step (cheaper)")
@@ -52,7 +59,7 @@ class FedBiO(Algorithm):
     def round(self, clients: Clients, server: Point) -> Point:
         return feasible(clients, add(server, clients.run(self.descend, server).mean()))
 
-    def descend(self, client: Client, memory: None, key: Key, z: Point) -> tuple[None, Point]:
+    def descend(self, client: Client, key: Key, z: Point) -> Point:
         def step(z: Point, key: Key, _: Any) -> Point:
             z = feasible(client, z)
             nu, omega, q = directions(client, z, key, self.shared_batch)
@@ -62,7 +69,7 @@ class FedBiO(Algorithm):
                 u=project_ball(z.u - self.lr_adjoint * q, self.radius),
             )
 
-        return memory, sub(client.repeat(self.local_steps, step, z, key), z)
+        return sub(client.repeat(self.local_steps, step, z, key), z)
 
     def solution(self, server: Point, memory: None) -> tuple[Vector, Vector]:
         return server.x, server.y

@@ -1,24 +1,24 @@
 """FedBiO-Local and DistBiO."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
 from fedbilevel.core.vectors import Vector
-from fedbilevel.mathematics.hypergradient import feasible
-from fedbilevel.mathematics.neumann import Pair, check_restart, neumann_hypergradient, trained
+from fedbilevel.mathematics.hypergradient import Pair, feasible
+from fedbilevel.mathematics.neumann import check_restart, neumann_hypergradient, trained
 
 
-class Server(NamedTuple):
+class FedBiOLocalState(NamedTuple):
     """The averaged upper variable: all that is ever sent."""
 
     x: Vector
 
 
 class Memory(NamedTuple):
-    """A client's own lower variable, and with ``restart`` where it starts again."""
+    """A client's own lower variable, and with ``restart`` the y to restart from."""
 
     y: Vector
     first: Vector | None
@@ -28,9 +28,6 @@ class Memory(NamedTuple):
 class FedBiOLocal(Algorithm):
     """FedBiO-Local: every client trains its own y; local steps on x and y at once, x averaged once per round.
 
-    Li, Huang, Huang: "Communication-Efficient Federated Bilevel Optimization with Global and Local Lower Level
-    Problems", NeurIPS 2023, Algorithm 3 and eq. (11).
-
     Every client, with independent batches for the two directions, both at its own (x, y) of time t::
 
         x <- x - eta   Phi_m(x, y)            the client's own hypergradient, a Neumann series with Q Hessian products
@@ -39,9 +36,9 @@ class FedBiOLocal(Algorithm):
     and after I such steps the server averages x. y never leaves its client.
 
     The paper does not say how y follows if it has a part for every task of a client, as in few-shot learning (section
-    5.2). Three options: K = ``lower_steps`` steps of y for each of x (the hypergradient is still taken at the y before
-    them); ``shared_batch``: one key names all batches of a step, for g and f alike, so that both see the same tasks if
-    row n of either is about task n; and with it ``restart``::
+    5.2). There are three options. K = ``lower_steps`` takes K steps of y for each step of x; the hypergradient is still
+    taken at the y before them. With ``shared_batch`` one key names all batches of a step, for g and f alike, so that
+    both see the same tasks if row n of either is about task n. With it, ``restart`` trains y for the batch::
 
         y <- y_1;   K times:  y <- y - gamma grad_y g_m(x, y; B)
         x <- x - eta Phi_m(x, y; B)           at the y that was trained for this batch
@@ -56,26 +53,39 @@ class FedBiOLocal(Algorithm):
     I         local_steps      steps between averages
     ========  ==============   =====================
 
-    One exchange per round: p floats down and up; I (1 Gf, K Gg, 1 J, Q H) per client. Assumes a local lower level, g
-    strongly convex in y, and bounded heterogeneity of f, of the second derivatives of g and of the y*. Follows the
-    paper with K = 1 and independent batches, the defaults. With I = 1 the limit is exact on heterogeneous clients up to
-    the truncation of the series, of order (1 - tau mu)^(Q+1); with I > 1 and constant steps it is displaced by client
-    drift. With partial participation, which the paper does not treat, the y of a client that does not take part waits
-    as it is. Where the problem has constraints, every local step is projected. With ``restart`` the limit is the one
-    for a y that is K steps from y_1, that is y* up to a part of order (1 - gamma mu)^K.
+    The paper does not treat partial participation; here the y of a client that does not take part stays as it is. If
+    the problem has constraints, every local step is projected.
     """
 
-    lr_upper: float = parameter(1.0, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
-    lr_lower: float = parameter(0.4, "step of the lower variable y", above=0, tune=(1e-3, 2.0))
-    lr_adjoint: float = parameter(0.1, "step of the Neumann series, below 1 / L", above=0, tune=(1e-3, 2.0))
+    citation = (
+        'Li, Huang, Huang: "Communication-Efficient Federated Bilevel Optimization with Global and Local Lower Level '
+        'Problems", NeurIPS 2023, Algorithm 3 and eq. (11)'
+    )
+    source = "follows the paper with K = 1 and independent batches, the defaults"
+    assumes = (
+        "a local lower level, g strongly convex in y, and bounded heterogeneity of f, of the second derivatives of g "
+        "and of the y*"
+    )
+    exact = (
+        "exact with I = 1, up to the truncation of the series, of order (1 - tau mu)^(Q+1); with I > 1 and constant "
+        "steps, client drift displaces the limit. With restart, y is K steps from y_1 in the limit: y* up to an error "
+        "of order (1 - gamma mu)^K"
+    )
+    costs = "One exchange per round: p floats down and up; I (1 Gf, K Gg, 1 J, Q H) per client"
+
+    lower_level = "local"
+    remembers = "run"
+
+    lr_upper: float = parameter(1.0, "step size of the upper variable x", above=0, tune=(1e-3, 1e3))
+    lr_lower: float = parameter(0.4, "step size of the lower variable y", above=0, tune=(1e-3, 2.0))
+    lr_adjoint: float = parameter(0.1, "step size of the Neumann series, below 1 / L", above=0, tune=(1e-3, 2.0))
     neumann_steps: int = parameter(10, "Hessian products of the Neumann series", least=0)
     local_steps: int = parameter(5, "local steps between averages", least=1)
     lower_steps: int = parameter(1, "steps of y for each step of x", least=1)
-    shared_batch: bool = parameter(False, "use one batch of f and the same one of g for all terms of a step")
-    restart: bool = parameter(False, "y starts again in every step of x, on the batch of that step")
-
-    lower_level: ClassVar[str] = "local"
-    remembers: ClassVar[Literal["nothing", "round", "run"]] = "run"
+    shared_batch: bool = parameter(
+        False, "use one batch for all terms of a step, with the same row numbers for f and g"
+    )
+    restart: bool = parameter(False, "restart y in every step of x and train it on the batch of that step")
 
     def check(self) -> None:
         check_restart(type(self).__name__, self.restart, self.shared_batch)
@@ -83,11 +93,11 @@ class FedBiOLocal(Algorithm):
     def memory(self, x: Vector, y: Vector) -> Memory:
         return Memory(y, y if self.restart else None)
 
-    def init(self, clients: Clients, x: Vector, y: Vector) -> Server:
-        return Server(x)
+    def init(self, clients: Clients, x: Vector, y: Vector) -> FedBiOLocalState:
+        return FedBiOLocalState(x)
 
-    def round(self, clients: Clients, server: Server) -> Server:
-        return Server(clients.project_x(server.x + clients.run(self.descend, server.x).mean()))
+    def round(self, clients: Clients, server: FedBiOLocalState) -> FedBiOLocalState:
+        return FedBiOLocalState(clients.project_x(server.x + clients.run(self.descend, server.x).mean()))
 
     def descend(self, client: Client, memory: Memory, key: Key, x: Vector) -> tuple[Memory, Vector]:
         def step(z: Pair, key: Key, _: Any) -> Pair:
@@ -101,16 +111,13 @@ class FedBiOLocal(Algorithm):
         z = client.repeat(self.local_steps, step, Pair(x, memory.y), key)
         return memory._replace(y=z.y), z.x - x
 
-    def solution(self, server: Server, memory: Memory) -> tuple[Vector, Vector]:
+    def solution(self, server: FedBiOLocalState, memory: Memory) -> tuple[Vector, Vector]:
         return server.x, memory.y
 
 
 @dataclass(frozen=True)
 class DistBiO(FedBiOLocal):
     """DistBiO: FedBiO-Local with an average after every step.
-
-    Li, Huang, Huang: "Communication-Efficient Federated Bilevel Optimization with Global and Local Lower Level
-    Problems", NeurIPS 2023, section 5.2: Algorithm 3 with I = 1.
 
     ========  ==============   =====================
     paper     name             meaning
@@ -121,10 +128,14 @@ class DistBiO(FedBiOLocal):
     Q         neumann_steps    Hessian products of the Neumann series
     ========  ==============   =====================
 
-    One exchange per round: p floats down and up; 1 Gf, K Gg, 1 J, Q H per client, with K = ``lower_steps``. Assumes
-    what FedBiO-Local does. Follows the paper. The limit is exact on heterogeneous clients up to the truncation of the
-    series. Partial participation,
-    constraints, ``shared_batch`` and ``restart`` are as in FedBiO-Local.
+    Partial participation, constraints, ``lower_steps``, ``shared_batch`` and ``restart`` are as in FedBiO-Local.
     """
 
-    local_steps: ClassVar[int] = 1  # pyright: ignore[reportIncompatibleVariableOverride] - no hyper-parameter any more
+    citation = (
+        'Li, Huang, Huang: "Communication-Efficient Federated Bilevel Optimization with Global and Local Lower Level '
+        'Problems", NeurIPS 2023, section 5.2: Algorithm 3 with I = 1'
+    )
+    exact = "exact up to the truncation of the series"
+    costs = "One exchange per round: p floats down and up; 1 Gf, K Gg, 1 J, Q H per client, with K = lower_steps"
+
+    local_steps: ClassVar[int] = 1  # pyright: ignore[reportIncompatibleVariableOverride] - no longer a hyper-parameter

@@ -1,7 +1,7 @@
 """FedBiOAcc."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from fedbilevel.errors import FedbilevelError
 from fedbilevel.mathematics.hypergradient import Point, directions, feasible
 
 
-class Server(NamedTuple):
+class FedBiOAccState(NamedTuple):
     """The averaged point, the averaged momenta, and the time t of the next step."""
 
     z: Point
@@ -21,7 +21,7 @@ class Server(NamedTuple):
     t: jax.Array
 
 
-class Local(NamedTuple):
+class Memory(NamedTuple):
     """What a client keeps from exchange A to exchange B: where it stood before averaging, and its momenta there."""
 
     z: Point
@@ -32,17 +32,14 @@ class Local(NamedTuple):
 class FedBiOAcc(Algorithm):
     """FedBiOAcc: FedBiO with STORM momenta for x, y and u, which also cancel client drift.
 
-    Li, Huang, Huang: "Communication-Efficient Federated Bilevel Optimization with Global and Local Lower Level
-    Problems", NeurIPS 2023, Algorithm 1 and eq. (7)-(8). (An earlier preprint has no P_r.)
-
-    With z = (x, y, u), its directions D(z; B) = (grad_x f - d2xy g u, grad_y g, d2yy g u - grad_y f) and its momenta
-    d = (nu, omega, q), every client at time t = 1, 2, ...::
+    With z = (x, y, u), its directions D(z; B) = (grad_x f - d2xy g u, grad_y g, d2yy g u - grad_y f) and its momenta d
+    = (nu, omega, q), every client at time t = 1, 2, ...::
 
         z_{t+1} = P( z_t - (eta, gamma, tau) alpha_t d_t )                        averaged if t mod I = 0 (exchange A)
         d_{t+1} = D(z_{t+1}; B) + (1 - c alpha_t^2) (d_t - D(z_t; B))             averaged if t mod I = 0 (exchange B)
 
-    The same batches B serve both points. On averaging steps z_{t+1} is the average while z_t is the client's own
-    point, so the two exchanges cannot be merged.
+    The same batches B serve both points. On averaging steps z_{t+1} is the average while z_t is the client's own point,
+    so the two exchanges cannot be merged.
 
     =========  ==============   =====================
     paper      name             meaning
@@ -56,31 +53,39 @@ class FedBiOAcc(Algorithm):
     c_u        c_adjoint        ... of u
     I          local_steps      steps between averages
     r          radius           bound on the norm of u
-    b_1 / b    first_batch      the first momenta are computed on batches this many times larger
+    b_1 / b    first_batch      how many times larger the batches of the first momenta are
     =========  ==============   =====================
 
-    Two exchanges per round: 2 (p + 2d) floats down and up with full participation (a client that missed the last
-    round needs the point again: p + 2d more down); I (4 Gf, 2 Gg, 2 J, 2 H) per client. Assumes g strongly convex in
-    y, bounded heterogeneity and 0 <= c alpha_t^2 <= 1. Follows the paper; the first momenta are each client's own
-    until the first average, so ``init`` makes the first I steps (one round of its own). With exact oracles and c = 0
-    the limit is exact for every I; c > 0 leaves a drift of order c alpha^2. Partial participation is empirical in the
-    paper (Figure 2). Where the problem has constraints, clients evaluate at feasible points and the server projects
-    the average.
+    The first momenta are each client's own until the first average, so ``init`` takes the first I steps (a round of its
+    own). In the paper, partial participation is empirical (Figure 2). If the problem has constraints, clients evaluate
+    at feasible points and the server projects the average.
     """
 
-    lr_upper: float = parameter(20.0, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
-    lr_lower: float = parameter(0.5, "step of the lower variable y", above=0, tune=(1e-3, 2.0))
-    lr_adjoint: float = parameter(0.02, "step of the adjoint u", above=0, tune=(1e-3, 2.0))
+    citation = (
+        'Li, Huang, Huang: "Communication-Efficient Federated Bilevel Optimization with Global and Local Lower Level '
+        'Problems", NeurIPS 2023, Algorithm 1 and eq. (7)-(8) (an earlier preprint has no P_r)'
+    )
+    source = "follows the paper"
+    assumes = "g strongly convex in y, bounded heterogeneity and 0 <= c alpha_t^2 <= 1"
+    exact = "exact for every I, with exact oracles and c = 0; c > 0 leaves a drift of order c alpha^2"
+    costs = (
+        "Two exchanges per round: 2 (p + 2d) floats down and up with full participation (a client that missed the "
+        "last round needs the point again: p + 2d more down); I (4 Gf, 2 Gg, 2 J, 2 H) per client"
+    )
+
+    remembers = "round"
+
+    lr_upper: float = parameter(20.0, "step size of the upper variable x", above=0, tune=(1e-3, 1e3))
+    lr_lower: float = parameter(0.5, "step size of the lower variable y", above=0, tune=(1e-3, 2.0))
+    lr_adjoint: float = parameter(0.02, "step size of the adjoint u", above=0, tune=(1e-3, 2.0))
     rate: Schedule = parameter(constant(1.0), "common rate alpha_t: a number or cube_root(delta, u0)", above=0)
-    c_upper: float = parameter(0.2, "forgetting of the momentum of x", least=0, tune=(1e-3, 1.0))
-    c_lower: float = parameter(0.2, "forgetting of the momentum of y", least=0, tune=(1e-3, 1.0))
-    c_adjoint: float = parameter(0.2, "forgetting of the momentum of u", least=0, tune=(1e-3, 1.0))
+    c_upper: float = parameter(0.2, "forgetting rate of the momentum of x", least=0, tune=(1e-3, 1.0))
+    c_lower: float = parameter(0.2, "forgetting rate of the momentum of y", least=0, tune=(1e-3, 1.0))
+    c_adjoint: float = parameter(0.2, "forgetting rate of the momentum of u", least=0, tune=(1e-3, 1.0))
     local_steps: int = parameter(5, "local steps between averages", least=1)
     radius: float = parameter(float("inf"), "bound on the norm of the adjoint u", above=0)
     first_batch: int = parameter(5, "how many times larger the first batch is", least=1)
     shared_batch: bool = parameter(False, "use one batch of f and one of g for all terms of a step (cheaper)")
-
-    remembers: ClassVar[Literal["nothing", "round", "run"]] = "round"
 
     def check(self) -> None:
         for name in ("c_upper", "c_lower", "c_adjoint"):
@@ -90,40 +95,40 @@ class FedBiOAcc(Algorithm):
                     f"FedBiOAcc: {name} * rate^2 must be at most 1, but is {worst:.3g} at t = 1: lower {name} or rate."
                 )
 
-    def init(self, clients: Clients, x: Vector, y: Vector) -> Server:
+    def init(self, clients: Clients, x: Vector, y: Vector) -> FedBiOAccState:
         z, t = Point(x, y, u=0 * y), jnp.asarray(1)
         z = feasible(clients, add(z, clients.run(self.start, z, t).mean()))
         return self.synchronise_momenta(clients, z, t)
 
-    def round(self, clients: Clients, server: Server) -> Server:
+    def round(self, clients: Clients, server: FedBiOAccState) -> FedBiOAccState:
         z = feasible(clients, add(server.z, clients.run(self.descend, *server).mean()))  # exchange A
         return self.synchronise_momenta(clients, z, server.t)
 
-    def synchronise_momenta(self, clients: Clients, z: Point, t: jax.Array) -> Server:
+    def synchronise_momenta(self, clients: Clients, z: Point, t: jax.Array) -> FedBiOAccState:
         d = clients.run(self.correct, z, t).mean()  # exchange B
-        return Server(z, d, t + self.local_steps)
+        return FedBiOAccState(z, d, t + self.local_steps)
 
-    def start(self, client: Client, memory: None, key: Key, z: Point, t: jax.Array) -> tuple[Local, Point]:
+    def start(self, client: Client, memory: None, key: Key, z: Point, t: jax.Array) -> tuple[Memory, Point]:
         """The first momenta, on a larger batch, and the first local steps with them."""
         first, key = jax.random.split(key)
         d = directions(client.larger_batches(self.first_batch), z, first, self.shared_batch)
         return self.descend(client, memory, key, z, d, t)
 
-    def descend(self, client: Client, memory: None, key: Key, z: Point, d: Point, t: jax.Array) -> tuple[Local, Point]:
+    def descend(self, client: Client, memory: None, key: Key, z: Point, d: Point, t: jax.Array) -> tuple[Memory, Point]:
         """I - 1 local steps, then the half of the I-th that precedes exchange A."""
 
-        def step(local: Local, key: Key, i: Any) -> Local:
+        def step(local: Memory, key: Key, i: Any) -> Memory:
             z = feasible(client, self.move(local, t + i))
-            return Local(z, self.momenta(client, key, z, local, t + i))
+            return Memory(z, self.momenta(client, key, z, local, t + i))
 
-        local = client.repeat(self.local_steps - 1, step, Local(z, d), key)
+        local = client.repeat(self.local_steps - 1, step, Memory(z, d), key)
         return local, sub(self.move(local, t + self.local_steps - 1), z)
 
-    def correct(self, client: Client, memory: Local, key: Key, z: Point, t: jax.Array) -> tuple[Local, Point]:
+    def correct(self, client: Client, memory: Memory, key: Key, z: Point, t: jax.Array) -> tuple[Memory, Point]:
         """The other half: momenta at the averaged point."""
         return memory, self.momenta(client, key, z, memory, t + self.local_steps - 1)
 
-    def move(self, local: Local, t: jax.Array) -> Point:
+    def move(self, local: Memory, t: jax.Array) -> Point:
         (x, y, u), (nu, omega, q), alpha = local.z, local.d, self.rate(t)
         return Point(
             x=x - self.lr_upper * alpha * nu,
@@ -131,10 +136,10 @@ class FedBiOAcc(Algorithm):
             u=project_ball(u - self.lr_adjoint * alpha * q, self.radius),
         )
 
-    def momenta(self, client: Client, key: Key, z: Point, old: Local, t: jax.Array) -> Point:
+    def momenta(self, client: Client, key: Key, z: Point, old: Memory, t: jax.Array) -> Point:
         new, past = (directions(client, point, key, self.shared_batch) for point in (z, old.z))
         kept = (1 - c * self.rate(t) ** 2 for c in (self.c_upper, self.c_lower, self.c_adjoint))
         return Point(*(n + keep * (d - p) for n, d, p, keep in zip(new, old.d, past, kept, strict=True)))
 
-    def solution(self, server: Server, memory: None) -> tuple[Vector, Vector]:
+    def solution(self, server: FedBiOAccState, memory: None) -> tuple[Vector, Vector]:
         return server.z.x, server.z.y

@@ -1,39 +1,31 @@
 """FedMBO."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import jax
 
 from fedbilevel.core import Algorithm, Client, Clients, Each, Key, parameter
 from fedbilevel.core.vectors import Vector
 from fedbilevel.mathematics.descent import corrected_upper
-
-
-class Server(NamedTuple):
-    """The upper and the lower variable."""
-
-    x: Vector
-    y: Vector
+from fedbilevel.mathematics.hypergradient import Pair
 
 
 @dataclass(frozen=True)
 class FedMBO(Algorithm):
-    """FedMBO: mini-batch steps on y; the hypergradient from parallel chains that wander from client to client.
+    """FedMBO: mini-batch steps on y; the hypergradient comes from parallel chains that wander from client to client.
 
-    Huang, Zhang, Ji: "Achieving Linear Speedup in Non-IID Federated Bilevel Learning", ICML 2023. Every round makes T
-    steps on y, then draws N' uniform on 0 .. N-1, one number for all chains, and starts one chain at each of the n
-    clients of an exchange::
+    Every round takes T steps on y. Then it draws N' uniformly from 0 .. N-1, one number for all chains, and starts one
+    chain at each of the n clients of an exchange::
 
         T times   y <- y - beta mean grad_y g(x, y)
         chains    v_j = N / l grad_y f_j                               j = 1 .. n
                   v_j <- (I - d2yy g_i / l) v_j                        N' times, each time with another client i
         x         h = mean ( grad_x f_i - d2xy g_i v_j ),   x <- x - alpha h
 
-    The server hands the v_j on in random order and never averages them. A client i that is drawn uniformly each time
-    makes the mean of a product the product of the means, so that the mean of h is the hypergradient with the Neumann
-    series of N terms for the Hessian of all clients. Clients with weights w_i count M w_i times in every factor. With
-    tau > 1 the step of x becomes FedOut of FedNest: one more exchange, with tau local steps::
+    The server hands the v_j on in random order and never averages them. As client i is drawn uniformly each time, the
+    mean of a product is the product of the means, so that the mean of h is the hypergradient with the Neumann series of
+    N terms for the Hessian of all clients. Clients with weights w_i count M w_i times in every factor. With tau > 1 the
+    step of x becomes FedOut of FedNest: one more exchange, with tau local steps::
 
         x_{nu+1} = x_nu - alpha / tau ( grad_x f(x_nu, y) - grad_x f(x, y) + h )                       averaged
 
@@ -45,32 +37,38 @@ class FedMBO(Algorithm):
     1 / l     lr_adjoint          step of the series; l bounds the curvature of every client's g in y
     T         inner_rounds        steps of y in a round, of one exchange each
     N         terms               terms of the series
-    tau       local_steps_upper   local steps on x; 1 is none, and no exchange for them
+    tau       local_steps_upper   local steps on x; with 1 there are none, and no exchange for them
     ========  =================   =====================
 
-    T + N' + 2 exchanges per round: p + (T + N' + 1)d floats down and up with full participation (a client that missed
-    the last round needs y, too: d more down; a v_j is new to whom it is sent); T Gg, 2 Gf (who starts a chain is not
-    who ends it), N' H and 1 J per client. With tau > 1 one exchange, p down, p up and 2 tau Gf more. Assumes g
-    strongly convex in y. The body does not follow the paper's text, which was not at hand: a reconstruction. Exact in
-    the mean on heterogeneous clients, up to the rest (I - d2yy g / l)^N of the series. The noise of the chains does
-    not vanish at the solution unless every client's grad_y f does, so x goes on moving about it, by the root of
-    alpha; there is no version without noise short of averaging the chains, which is FedNest with ``full_series``.
-    Partial participation: the paper draws new clients for every exchange, which is Uniform(n, resample=True), and h is
-    unbiased only then (every exchange then sends x and y again); a cohort kept for a round makes it the hypergradient
+    The noise of the chains does not vanish at the solution unless every client's grad_y f does, so x keeps moving
+    around it, by the root of alpha. The only version without this noise averages the chains, which is FedNest with
+    ``full_series``. The paper draws new clients for every exchange, which is Uniform(n, resample=True), and h is
+    unbiased only then (every exchange then sends x and y again). With one cohort for a round, h is the hypergradient
     with the Hessian of that cohort. The number of clients of an exchange must be fixed. Averages are projected.
     """
 
-    lr_upper: float = parameter(0.1, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
-    lr_lower: float = parameter(0.2, "step of the lower variable y", above=0, tune=(1e-3, 2.0))
-    lr_adjoint: float = parameter(0.2, "step of the Neumann series", above=0, tune=(1e-3, 2.0))
+    citation = 'Huang, Zhang, Ji: "Achieving Linear Speedup in Non-IID Federated Bilevel Learning", ICML 2023'
+    source = "reconstruction without the paper's text"
+    assumes = "g strongly convex in y"
+    exact = "exact in the mean, up to the remainder (I - d2yy g / l)^N of the series"
+    costs = (
+        "T + N' + 2 exchanges per round: p + (T + N' + 1)d floats down and up with full participation (a client that "
+        "missed the last round also needs y: d more down; a v_j is always new to its receiver); T Gg, 2 Gf (the "
+        "client that ends a chain is not the one that started it), N' H and 1 J per client. With tau > 1, one "
+        "exchange, p down, p up and 2 tau Gf more"
+    )
+
+    lr_upper: float = parameter(0.1, "step size of the upper variable x", above=0, tune=(1e-3, 1e3))
+    lr_lower: float = parameter(0.2, "step size of the lower variable y", above=0, tune=(1e-3, 2.0))
+    lr_adjoint: float = parameter(0.2, "step size of the Neumann series", above=0, tune=(1e-3, 2.0))
     inner_rounds: int = parameter(5, "steps of y in a round", least=1)
     terms: int = parameter(5, "terms of the Neumann series", least=1)
     local_steps_upper: int = parameter(1, "local steps on x between averages", least=1)
 
-    def init(self, clients: Clients, x: Vector, y: Vector) -> Server:
-        return Server(x, y)
+    def init(self, clients: Clients, x: Vector, y: Vector) -> Pair:
+        return Pair(x, y)
 
-    def round(self, clients: Clients, server: Server) -> Server:
+    def round(self, clients: Clients, server: Pair) -> Pair:
         x, y = server
 
         def descend(clients: Clients, y: Vector) -> Vector:
@@ -85,34 +83,32 @@ class FedMBO(Algorithm):
             v = clients.repeat(jax.random.randint(clients.next_key(), (), 0, self.terms), hand_on, v)
         h = clients.run(self.finish, x, y, self.next_clients(clients, v)).estimate()
         if self.local_steps_upper == 1:
-            return Server(clients.project_x(x - self.lr_upper * h), y)
-        return Server(clients.project_x(x + clients.run(self.descend_upper, x, y, h).mean()), y)
+            return Pair(clients.project_x(x - self.lr_upper * h), y)
+        return Pair(clients.project_x(x + clients.run(self.descend_upper, x, y, h).mean()), y)
 
     def next_clients(self, clients: Clients, v: Each) -> Each:
-        """Who goes on with which chain. One client along a whole chain would give its own, local hypergradient."""
+        """Which client continues which chain. The same client all along would give its own, local hypergradient."""
         return clients.shuffle(v)
 
-    def lower_gradient(self, client: Client, memory: None, key: Key, x: Vector, y: Vector) -> tuple[None, Vector]:
-        return memory, client.g.dy(x, y, key)
+    def lower_gradient(self, client: Client, key: Key, x: Vector, y: Vector) -> Vector:
+        return client.g.dy(x, y, key)
 
-    def begin(self, client: Client, memory: None, key: Key, x: Vector, y: Vector) -> tuple[None, Vector]:
+    def begin(self, client: Client, key: Key, x: Vector, y: Vector) -> Vector:
         share = client.clients * client.weight
-        return memory, self.terms * self.lr_adjoint * share * client.f.dy(x, y, key)
+        return self.terms * self.lr_adjoint * share * client.f.dy(x, y, key)
 
-    def multiply(self, client: Client, memory: None, key: Key, x: Vector, y: Vector, v: Vector) -> tuple[None, Vector]:
+    def multiply(self, client: Client, key: Key, x: Vector, y: Vector, v: Vector) -> Vector:
         share = client.clients * client.weight
-        return memory, v - self.lr_adjoint * share * client.g.dyy(x, y, v, key)
+        return v - self.lr_adjoint * share * client.g.dyy(x, y, v, key)
 
-    def finish(self, client: Client, memory: None, key: Key, x: Vector, y: Vector, v: Vector) -> tuple[None, Vector]:
+    def finish(self, client: Client, key: Key, x: Vector, y: Vector, v: Vector) -> Vector:
         xi, zeta = jax.random.split(key)
-        return memory, client.f.dx(x, y, xi) - client.g.dxy(x, y, v, zeta)
+        return client.f.dx(x, y, xi) - client.g.dxy(x, y, v, zeta)
 
-    def descend_upper(
-        self, client: Client, memory: None, key: Key, x: Vector, y: Vector, h: Vector
-    ) -> tuple[None, Vector]:
-        """Only the direct part follows x; the indirect part stays as it is in h."""
+    def descend_upper(self, client: Client, key: Key, x: Vector, y: Vector, h: Vector) -> Vector:
+        """Only the direct part follows x; the indirect part stays as in h."""
         steps = self.local_steps_upper
-        return memory, corrected_upper(client, key, x, y, h, self.lr_upper / steps, steps)
+        return corrected_upper(client, key, x, y, h, self.lr_upper / steps, steps)
 
-    def solution(self, server: Server, memory: None) -> tuple[Vector, Vector]:
+    def solution(self, server: Pair, memory: None) -> tuple[Vector, Vector]:
         return server.x, server.y

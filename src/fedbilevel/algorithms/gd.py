@@ -8,15 +8,15 @@ import jax.numpy as jnp
 from fedbilevel.core import Client, Clients, Key, parameter
 from fedbilevel.core.vectors import Vector, dot
 from fedbilevel.mathematics.averages import Averages, Words, name_batches, named
-from fedbilevel.mathematics.neumann import Pair
+from fedbilevel.mathematics.hypergradient import Pair
 
 
 @dataclass(frozen=True)
 class GD(Averages):
     """GD: gradient steps on y, then one on x along the hypergradient with the inverse of the estimated Hessian.
 
-    The baseline "GD" of section 5.1 of the primal-dual paper on client weights. Every round makes K steps on y from
-    where the last round ended, and then, with H the mean Hessian of one batch of every client::
+    Every round takes K steps on y from where the last round ended, and then, with H the mean Hessian of one batch of
+    every client::
 
         y <- y - beta mean grad_y g(x, y)                                        K times
         u = H^-1 mean grad_y f(x, y)
@@ -32,20 +32,27 @@ class GD(Averages):
     -         solver_steps     S, the Hessian products of the conjugate gradients; d of them are exact
     ========  ==============   =====================
 
-    K + S + 2 exchanges per round with "cg": p + (K + S + 1)d floats down with full participation (d more for a client
-    that missed the last round), 2p + (K + S + 1)d up; K Gg, 1 Gf, S H and 1 J per client. With "dense": K + 3
-    exchanges, p + (K + 1)d down, 2p + (K + 1)d + d^2 up, and d H. Where the server holds f, one exchange, p + d floats
-    up and the Gf less. Assumes g strongly convex in y. Follows the paper, which leaves the solver open. It is exact on
-    heterogeneous clients. Batches of the parts are independent, but the inverse of a random H is no unbiased estimate
-    of the inverse of its mean: with batches there is a bias, which does not fall with the steps. With partial
-    participation H is that of the clients of the round; if every exchange has new clients, use "dense". A direction of
-    no positive curvature stops "cg". Where the problem has constraints, the server projects.
+    The batches of the parts are independent, but the inverse of a random H is not an unbiased estimate of the inverse
+    of its mean: mini-batches leave a bias that does not decrease with the steps. With partial participation H is that
+    of the clients of the round; if every exchange has new clients, use "dense". "cg" stops at a direction of
+    non-positive curvature. If the problem has constraints, the server projects.
     """
 
-    lr_upper: float = parameter(0.1, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
-    lr_lower: float = parameter(0.3, "step of the lower variable y", above=0, tune=(1e-3, 2.0))
+    citation = 'The baseline "GD" of section 5.1 of the primal-dual paper on client weights'
+    source = "follows the paper, which leaves the solver open"
+    assumes = "g strongly convex in y"
+    exact = "exact"
+    costs = (
+        'K + S + 2 exchanges per round with "cg": p + (K + S + 1)d floats down with full participation (d more for a '
+        'client that missed the last round), 2p + (K + S + 1)d up; K Gg, 1 Gf, S H and 1 J per client. With "dense": '
+        "K + 3 exchanges, p + (K + 1)d down, 2p + (K + 1)d + d^2 up, and d H. If the server holds f, one exchange, p "
+        "+ d floats up and the Gf less"
+    )
+
+    lr_upper: float = parameter(0.1, "step size of the upper variable x", above=0, tune=(1e-3, 1e3))
+    lr_lower: float = parameter(0.3, "step size of the lower variable y", above=0, tune=(1e-3, 2.0))
     inner_rounds: int = parameter(5, "steps of y in a round", least=1)
-    solver: str = parameter("cg", "conjugate gradients or a dense matrix", choices=("cg", "dense"))
+    solver: str = parameter("cg", "how to solve for u: conjugate gradients or a dense matrix", choices=("cg", "dense"))
     solver_steps: int = parameter(10, "Hessian products of the conjugate gradients", least=1)
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> Pair:
@@ -60,11 +67,11 @@ class GD(Averages):
     def dense(self, clients: Clients, z: Pair, fy: Vector) -> Vector:
         """The server inverts the mean of the clients' matrices."""
         H = clients.run(self.hessian, z, name_batches(clients)).mean()
-        # The shortest solution where there are many: with client weights, all who take part may have weight 0.
+        # The shortest of many solutions: with client weights, all clients that take part may have weight 0.
         return fy.like(jnp.linalg.lstsq(H, fy.flat())[0])
 
     def conjugate(self, clients: Clients, z: Pair, fy: Vector) -> Vector:
-        """Conjugate gradients; all products are of the same batches, so that there is one matrix to invert."""
+        """Conjugate gradients; all products use the same batches, so that there is one matrix to invert."""
         words = name_batches(clients)
         ratio = lambda a, b: jnp.where(b > 0, a / jnp.where(b > 0, b, 1), 0)
 
@@ -80,13 +87,11 @@ class GD(Averages):
 
         return clients.repeat(self.solver_steps, step, (0 * fy, fy, fy, dot(fy, fy)))[0]
 
-    def hessian(self, client: Client, memory: None, key: Key, z: Pair, words: Words) -> tuple[None, jax.Array]:
-        return memory, client.g.hessian(*z, named(client, words))
+    def hessian(self, client: Client, key: Key, z: Pair, words: Words) -> jax.Array:
+        return client.g.hessian(*z, named(client, words))
 
-    def hessian_product(
-        self, client: Client, memory: None, key: Key, z: Pair, v: Vector, words: Words
-    ) -> tuple[None, Vector]:
-        return memory, client.g.dyy(*z, v, named(client, words))
+    def hessian_product(self, client: Client, key: Key, z: Pair, v: Vector, words: Words) -> Vector:
+        return client.g.dyy(*z, v, named(client, words))
 
     def solution(self, server: Pair, memory: None) -> tuple[Vector, Vector]:
         return server

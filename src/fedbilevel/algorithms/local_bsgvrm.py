@@ -1,18 +1,18 @@
 """Local-BSGVRM."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
 from fedbilevel.core.vectors import Vector, add, sub
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.mathematics.hypergradient import feasible
-from fedbilevel.mathematics.neumann import Pair, local_directions
+from fedbilevel.mathematics.hypergradient import Pair, feasible
+from fedbilevel.mathematics.neumann import local_directions
 
 
-class State(NamedTuple):
+class LocalBSGVRMState(NamedTuple):
     """A point and the momenta there: of the server, or of a client from exchange A to exchange B."""
 
     z: Pair
@@ -23,11 +23,8 @@ class State(NamedTuple):
 class LocalBSGVRM(Algorithm):
     """Local-BSGVRM: local steps with STORM momenta along each client's own hypergradient; for identical clients only.
 
-    Gao: "On the Convergence of Momentum-Based Algorithms for Federated Bilevel Optimization Problems", arXiv
-    2204.13299, 2022.
-
-    With z = (x, y), the client's own directions D_m(z; xi) = (Phi_m(z; xi), grad_y g_m(z; xi)), where Phi_m inverts
-    the client's own Hessian by a Neumann series with Q products, and momenta d = (u, v)::
+    With z = (x, y), the client's own directions D_m(z; xi) = (Phi_m(z; xi), grad_y g_m(z; xi)), where Phi_m inverts the
+    client's own Hessian by a Neumann series with Q products, and momenta d = (u, v)::
 
         z_{t+1} = z_t - (beta_1, beta_2) eta d_t
         d_{t+1} = (1 - alpha eta^2) (d_t - D_m(z_t; xi)) + D_m(z_{t+1}; xi)
@@ -47,25 +44,35 @@ class LocalBSGVRM(Algorithm):
     P         local_steps      steps between averages
     ========  ==============   =====================
 
-    Two exchanges per round: 2 (p + d) floats down and up with full participation (a client that missed the last round
-    needs the point again: p + d more down); P (2 Gf, 2 Gg, 2 J, 2Q H) per client. Assumes identical clients and g
-    strongly convex in y. The body does not follow the paper's text, which was not at hand: a reconstruction. It takes
-    the whole Neumann series, not a randomly truncated one. On heterogeneous clients it is NOT exact: the mean of
-    inverses is not the inverse of the mean, and it goes to a zero of the mean of the clients' own hypergradients at
-    the shared y. Partial participation is not treated in the paper. Where the problem has constraints, every local
-    step is projected.
+    This takes the whole Neumann series, not a randomly truncated one. The paper does not treat partial participation.
+    If the problem has constraints, every local step is projected.
     """
 
-    lr_upper: float = parameter(20.0, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
-    lr_lower: float = parameter(0.5, "step of the lower variable y", above=0, tune=(1e-3, 2.0))
-    lr_adjoint: float = parameter(0.1, "step of the Neumann series, below 1 / L", above=0, tune=(1e-3, 2.0))
+    citation = (
+        'Gao: "On the Convergence of Momentum-Based Algorithms for Federated Bilevel Optimization Problems", arXiv '
+        "2204.13299, 2022"
+    )
+    source = "reconstruction without the paper's text"
+    assumes = "identical clients and g strongly convex in y"
+    exact = (
+        "not exact: the mean of inverses is not the inverse of the mean, and it goes to a zero of the mean of the "
+        "clients' own hypergradients at the shared y"
+    )
+    costs = (
+        "Two exchanges per round: 2 (p + d) floats down and up with full participation (a client that missed the last "
+        "round needs the point again: p + d more down); P (2 Gf, 2 Gg, 2 J, 2Q H) per client"
+    )
+
+    remembers = "round"
+
+    lr_upper: float = parameter(20.0, "step size of the upper variable x", above=0, tune=(1e-3, 1e3))
+    lr_lower: float = parameter(0.5, "step size of the lower variable y", above=0, tune=(1e-3, 2.0))
+    lr_adjoint: float = parameter(0.1, "step size of the Neumann series, below 1 / L", above=0, tune=(1e-3, 2.0))
     neumann_steps: int = parameter(10, "Hessian products of the Neumann series", least=0)
     rate: float = parameter(1.0, "common rate eta", above=0)
-    c_upper: float = parameter(0.2, "forgetting of the momentum of x", least=0, tune=(1e-3, 1.0))
-    c_lower: float = parameter(0.2, "forgetting of the momentum of y", least=0, tune=(1e-3, 1.0))
+    c_upper: float = parameter(0.2, "forgetting rate of the momentum of x", least=0, tune=(1e-3, 1.0))
+    c_lower: float = parameter(0.2, "forgetting rate of the momentum of y", least=0, tune=(1e-3, 1.0))
     local_steps: int = parameter(5, "local steps between averages", least=1)
-
-    remembers: ClassVar[Literal["nothing", "round", "run"]] = "round"
 
     def check(self) -> None:
         for name in ("c_upper", "c_lower"):
@@ -75,40 +82,40 @@ class LocalBSGVRM(Algorithm):
                     f"LocalBSGVRM: {name} * rate^2 must be at most 1, but is {worst:.3g}: lower {name} or rate."
                 )
 
-    def init(self, clients: Clients, x: Vector, y: Vector) -> State:
+    def init(self, clients: Clients, x: Vector, y: Vector) -> LocalBSGVRMState:
         return self.synchronise(clients, Pair(x, y), clients.run(self.start, Pair(x, y)).mean())
 
-    def round(self, clients: Clients, server: State) -> State:
+    def round(self, clients: Clients, server: LocalBSGVRMState) -> LocalBSGVRMState:
         return self.synchronise(clients, server.z, clients.run(self.descend, *server).mean())  # exchange A
 
-    def synchronise(self, clients: Clients, z: Pair, moved: Pair) -> State:
+    def synchronise(self, clients: Clients, z: Pair, moved: Pair) -> LocalBSGVRMState:
         z = feasible(clients, add(z, moved))
-        return State(z, clients.run(self.correct, z).mean())  # exchange B
+        return LocalBSGVRMState(z, clients.run(self.correct, z).mean())  # exchange B
 
-    def start(self, client: Client, memory: None, key: Key, z: Pair) -> tuple[State, Pair]:
+    def start(self, client: Client, memory: None, key: Key, z: Pair) -> tuple[LocalBSGVRMState, Pair]:
         """The first momenta are each client's own."""
         first, key = jax.random.split(key)
         return self.descend(client, memory, key, z, self.directions(client, z, first))
 
-    def descend(self, client: Client, memory: None, key: Key, z: Pair, d: Pair) -> tuple[State, Pair]:
+    def descend(self, client: Client, memory: None, key: Key, z: Pair, d: Pair) -> tuple[LocalBSGVRMState, Pair]:
         """P - 1 local steps, then the half of the P-th that precedes exchange A."""
 
-        def step(local: State, key: Key, _: Any) -> State:
+        def step(local: LocalBSGVRMState, key: Key, _: Any) -> LocalBSGVRMState:
             z = feasible(client, self.move(local))
-            return State(z, self.momenta(client, key, z, local))
+            return LocalBSGVRMState(z, self.momenta(client, key, z, local))
 
-        local = client.repeat(self.local_steps - 1, step, State(z, d), key)
+        local = client.repeat(self.local_steps - 1, step, LocalBSGVRMState(z, d), key)
         return local, sub(self.move(local), z)
 
-    def correct(self, client: Client, memory: State, key: Key, z: Pair) -> tuple[State, Pair]:
+    def correct(self, client: Client, memory: LocalBSGVRMState, key: Key, z: Pair) -> tuple[LocalBSGVRMState, Pair]:
         """The other half: momenta at the averaged point."""
         return memory, self.momenta(client, key, z, memory)
 
-    def move(self, local: State) -> Pair:
+    def move(self, local: LocalBSGVRMState) -> Pair:
         (x, y), (u, v) = local
         return Pair(x - self.lr_upper * self.rate * u, y - self.lr_lower * self.rate * v)
 
-    def momenta(self, client: Client, key: Key, z: Pair, old: State) -> Pair:
+    def momenta(self, client: Client, key: Key, z: Pair, old: LocalBSGVRMState) -> Pair:
         new, past = (self.directions(client, point, key) for point in (z, old.z))
         u = (1 - self.c_upper * self.rate**2) * (old.d.x - past.x) + new.x
         v = (1 - self.c_lower * self.rate**2) * (old.d.y - past.y) + new.y
@@ -117,5 +124,5 @@ class LocalBSGVRM(Algorithm):
     def directions(self, client: Client, z: Pair, key: Key) -> Pair:
         return local_directions(client, z, key, self.lr_adjoint, self.neumann_steps)
 
-    def solution(self, server: State, memory: None) -> tuple[Vector, Vector]:
+    def solution(self, server: LocalBSGVRMState, memory: None) -> tuple[Vector, Vector]:
         return server.z

@@ -1,7 +1,8 @@
 """MeFBO."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ class Triple(NamedTuple):
     theta: Vector
 
 
-class Server(NamedTuple):
+class MeFBOState(NamedTuple):
     """The point, and the number t of the next round, from 0."""
 
     z: Triple
@@ -30,20 +31,19 @@ class Server(NamedTuple):
 class MeFBO(Algorithm):
     """MeFBO: gradients only; the lower level becomes a penalty on g minus its Moreau envelope.
 
-    "MeFBO: A Moreau Envelope Based First-order Stochastic Gradient Method for Nonconvex Federated Bilevel
-    Optimization", Algorithm 1 and eq. (8)-(12).
+    The saddle problem is linear in f and g::
 
-    The saddle problem  min_{x, y} max_theta  f(x, y) / c + g(x, y) - g(x, theta) - |theta - y|^2 / (2 gamma)  is
-    linear in f and g. Client i makes the steps k = 0 .. tau - 1, with one batch of f and one of g for all terms of a
-    step, on all three variables at once, and sends the means of its directions; the server takes one step and
-    projects::
+        min_{x, y} max_theta  f(x, y) / c + g(x, y) - g(x, theta) - |theta - y|^2 / (2 gamma)
+
+    Client i takes the steps k = 0 .. tau - 1 on all three variables at once, with one batch of f and one of g for all
+    terms of a step, and sends the means of its directions. The server takes one step and projects::
 
         h_theta = grad_y g(x, theta) + (theta - y) / gamma
         h_y     = grad_y f(x, y) / c_t + grad_y g(x, y) - (y - theta) / gamma
         h_x     = grad_x f(x, y) / c_t + grad_x g(x, y) - grad_x g(x, theta)
 
-    (x, y, theta)_i <- (x, y, theta)_i - eta h_i (x, y, theta)   <- Proj( (x, y, theta) - lambda (n / |C|) sum_{i in
-    C} w_i mean_k h_i )
+        (x, y, theta)_i <- (x, y, theta)_i - eta h_i
+        (x, y, theta)   <- Proj( (x, y, theta) - lambda (n / |C|) sum_{i in C} w_i mean_k h_i )
 
     All steps are constant or change with the round t, from 0. The decreasing steps of Theorem C.1, with P clients per
     round, 1/2 < q < 1 and p < (1 - q) / 2, are lambda_theta = power(c_lambda tau^(1/4), -q), lambda_x = lambda_y =
@@ -63,44 +63,48 @@ class MeFBO(Algorithm):
     tau             local_steps      local steps between exchanges
     ==============  ==============   =====================
 
-    One exchange per round: p + 2d floats down and up; tau (1 Gf, 2 Gg) per client, no second derivatives. Assumes f
-    Lipschitz, f and g smooth, bounded heterogeneity; g need not be convex in y. Follows the paper, also in that only
-    the server projects. The first theta, which the paper leaves open, is y. The limit is that of the penalised
-    problem: for g with curvature mu, y misses y*(x) by about (1 + gamma mu) / (c gamma mu^2) times grad_y f, on
-    identical clients, too. h_x is of order 1 / c; with equal steps for y and theta and gamma L of order 1, the step
-    of x may grow with c. Theta must keep up with y: where gamma L is small, lambda_y must be below lambda_theta. The
-    defaults are stable on quadratics; the steps of the paper's experiments (0.1, 0.1, 0.07 with gamma 0.015) are not.
-    With tau > 1 and constant eta the limit is also displaced by client drift. Cohorts without replacement, with
-    weights n w_i / |C|.
+    The paper leaves the first theta open; here it is y. h_x is of order 1 / c; with equal steps for y and theta and
+    gamma L of order 1, the step of x may grow with c. Theta must keep up with y: if gamma L is small, lambda_y must be
+    below lambda_theta. The defaults are stable on quadratics; the steps of the paper's experiments (0.1, 0.1, 0.07 with
+    gamma 0.015) are not. Cohorts are drawn without replacement, with weights n w_i / |C|.
     """
 
-    lr_upper: Schedule = parameter(constant(0.1), "server step of the upper variable x", above=0, tune=(1e-3, 1e3))
-    lr_lower: Schedule = parameter(constant(0.05), "server step of the lower variable y", above=0, tune=(1e-3, 2.0))
-    lr_prox: Schedule = parameter(constant(0.1), "server step of the proximal point theta", above=0, tune=(1e-3, 2.0))
-    local_lr_upper: Schedule = parameter(
-        constant(0.1), "client step of the upper variable x", least=0, tune=(1e-3, 1e3)
+    citation = (
+        '"MeFBO: A Moreau Envelope Based First-order Stochastic Gradient Method for Nonconvex Federated Bilevel '
+        'Optimization", Algorithm 1 and eq. (8)-(12)'
     )
-    local_lr_lower: Schedule = parameter(
-        constant(0.05), "client step of the lower variable y", least=0, tune=(1e-3, 2.0)
+    source = "follows the paper, also in that only the server projects"
+    assumes = "f Lipschitz, f and g smooth, bounded heterogeneity; g need not be convex in y"
+    exact = (
+        "the limit is that of the penalised problem: for g with curvature mu, y misses y*(x) by about (1 + gamma mu) "
+        "/ (c gamma mu^2) times grad_y f, on identical clients, too; with tau > 1 and constant eta, client drift "
+        "displaces it as well"
     )
-    local_lr_prox: Schedule = parameter(
-        constant(0.1), "client step of the proximal point theta", least=0, tune=(1e-3, 2.0)
-    )
-    penalty: Schedule = parameter(power(2.7, 0.001), "weight of the lower level against f; may grow", above=0)
+    costs = "One exchange per round: p + 2d floats down and up; tau (1 Gf, 2 Gg) per client, no second derivatives"
+
+    steps: ClassVar[Mapping[str, str]] = {**Algorithm.steps, "theta": "lr_prox"}
+
+    lr_upper: Schedule = parameter(constant(0.1), "step size of x on the server", above=0, tune=(1e-3, 1e3))
+    lr_lower: Schedule = parameter(constant(0.05), "step size of y on the server", above=0, tune=(1e-3, 2.0))
+    lr_prox: Schedule = parameter(constant(0.1), "step size of theta on the server", above=0, tune=(1e-3, 2.0))
+    local_lr_upper: Schedule = parameter(constant(0.1), "step size of x on the clients", least=0, tune=(1e-3, 1e3))
+    local_lr_lower: Schedule = parameter(constant(0.05), "step size of y on the clients", least=0, tune=(1e-3, 2.0))
+    local_lr_prox: Schedule = parameter(constant(0.1), "step size of theta on the clients", least=0, tune=(1e-3, 2.0))
+    penalty: Schedule = parameter(power(2.7, 0.001), "weight of the lower level relative to f; may grow", above=0)
     prox: float = parameter(0.1, "proximal parameter of the Moreau envelope", above=0, tune=(1e-3, 1.0))
     local_steps: int = parameter(1, "local steps between exchanges", least=1)
 
-    def init(self, clients: Clients, x: Vector, y: Vector) -> Server:
-        return Server(Triple(x, y, theta=y), jnp.asarray(0))
+    def init(self, clients: Clients, x: Vector, y: Vector) -> MeFBOState:
+        return MeFBOState(Triple(x, y, theta=y), jnp.asarray(0))
 
-    def round(self, clients: Clients, server: Server) -> Server:
+    def round(self, clients: Clients, server: MeFBOState) -> MeFBOState:
         z, h = server.z, clients.run(self.descend, *server).estimate()
         x = clients.project_x(z.x - self.lr_upper(server.t) * h.x)
         y = clients.project_y(z.y - self.lr_lower(server.t) * h.y)
         theta = clients.project_y(z.theta - self.lr_prox(server.t) * h.theta)
-        return Server(Triple(x, y, theta), server.t + 1)
+        return MeFBOState(Triple(x, y, theta), server.t + 1)
 
-    def descend(self, client: Client, memory: None, key: Key, z: Triple, t: jax.Array) -> tuple[None, Triple]:
+    def descend(self, client: Client, key: Key, z: Triple, t: jax.Array) -> Triple:
         def step(carry: tuple[Triple, Triple], key: Key, _: Any) -> tuple[Triple, Triple]:
             z, total = carry
             h = self.directions(client, z, t, key)
@@ -113,7 +117,7 @@ class MeFBO(Algorithm):
 
         nothing = Triple(*(0 * v for v in z))
         _, total = client.repeat(self.local_steps, step, (z, nothing), key)
-        return memory, Triple(*(v / self.local_steps for v in total))
+        return Triple(*(v / self.local_steps for v in total))
 
     def directions(self, client: Client, z: Triple, t: jax.Array, key: Key) -> Triple:
         """A client's share of the directions that descend in x and y and ascend in theta."""
@@ -125,5 +129,5 @@ class MeFBO(Algorithm):
         pull = (theta - y) / self.prox
         return Triple(x=fx / c + gx - gx_theta, y=fy / c + gy + pull, theta=gy_theta + pull)
 
-    def solution(self, server: Server, memory: None) -> tuple[Vector, Vector]:
+    def solution(self, server: MeFBOState, memory: None) -> tuple[Vector, Vector]:
         return server.z.x, server.z.y

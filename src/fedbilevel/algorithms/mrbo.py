@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from fedbilevel.core import Clients, parameter
 from fedbilevel.core.vectors import Vector
 from fedbilevel.mathematics.averages import DoubleMomentum
-from fedbilevel.mathematics.neumann import Pair
+from fedbilevel.mathematics.hypergradient import Pair
 
 
 @dataclass(frozen=True)
 class MRBO(DoubleMomentum):
     """MRBO: one step on x and on y at once, both along STORM momenta, with the whole Neumann series.
 
-    Yang, Ji, Liang: "Provably Faster Algorithms for Bilevel Optimization", NeurIPS 2021; every gradient and product is
-    the mean over the clients. With independent batches for all parts::
+    Every gradient and product is the mean over the clients. With independent batches for all parts::
 
         Phi(x, y; xi) = grad_x f - d2xy g eta sum_{q=0}^Q prod_{j=1}^q ( I - eta d2yy g(xi_j) ) grad_y f
         y_{t+1} = y_t - lambda_t u,      u <- grad_y g(t+1; xi) + (1 - beta_t) ( u - grad_y g(t; xi) )
@@ -33,13 +32,19 @@ class MRBO(DoubleMomentum):
     Q         neumann_steps    Hessian products of the series, which has Q + 1 terms
     ========  ==============   =====================
 
-    Q + 2 exchanges per round: p + (2Q + 3)d floats down with full participation (p + d more for a client that missed
-    the last round), 3p + (2Q + 3)d up; 2 Gg, 2 Gf, 2Q H and 2 J per client. Where the server holds f, one exchange, 2
-    (p + d) floats up and the Gf less. The first momenta cost one more round. Assumes g strongly convex in y. The code
-    does not follow the paper's text, which was not at hand: a reconstruction, which is SUSTAIN with the full series. It
-    is exact on heterogeneous clients up to the rest (I - eta d2yy g)^(Q+1) of the series. With partial participation
-    the momenta are estimates from the clients of the round. Where the problem has constraints, the server projects.
+    With partial participation the momenta are estimates from the clients of the round. If the problem has constraints,
+    the server projects.
     """
+
+    citation = 'Yang, Ji, Liang: "Provably Faster Algorithms for Bilevel Optimization", NeurIPS 2021'
+    source = "reconstruction without the paper's text: SUSTAIN with the full series"
+    assumes = "g strongly convex in y"
+    exact = "exact up to the remainder (I - eta d2yy g)^(Q+1) of the series"
+    costs = (
+        "Q + 2 exchanges per round: p + (2Q + 3)d floats down with full participation (p + d more for a client that "
+        "missed the last round), 3p + (2Q + 3)d up; 2 Gg, 2 Gf, 2Q H and 2 J per client. If the server holds f, one "
+        "exchange, 2 (p + d) floats up and the Gf less. The first momenta cost one more round"
+    )
 
     neumann_steps: int = parameter(10, "Hessian products of the Neumann series", least=0)
 

@@ -1,7 +1,8 @@
 """The primal-dual method for client weights."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
 from fedbilevel.core.vectors import Vector, dot, project_ball
 
 
-class Server(NamedTuple):
+class PrimalDualState(NamedTuple):
     """The weights x, the model (w in the paper) and the multiplier lambda of its stationarity."""
 
     x: Vector
@@ -37,11 +38,7 @@ class Inner(NamedTuple):
 
 @dataclass(frozen=True)
 class PrimalDual(Algorithm):
-    """Primal-dual client weighting: descent on the model, ascent on the multiplier of its stationarity, and projected
-    descent on the clients' weights.
-
-    "Efficient Weighting and Optimization in Federated Learning: A Primal-Dual Approach" (anonymous, under review),
-    Algorithms 1 and 2.
+    """Primal-dual: descent on the model and the clients' weights, ascent on the multiplier of the model's stationarity.
 
     The constraint "w is trained with the weights x" is sum_i x_i grad f_i(w) = 0, with multiplier lambda::
 
@@ -59,41 +56,48 @@ class PrimalDual(Algorithm):
     eta_x       lr_upper         step of the weights x
     eta_w       lr_lower         step of the model w
     eta_lambda  lr_adjoint       step of lambda, which tends to -u*, minus the adjoint
-    Gamma       augmentation     share of the clients' losses in L; above (D L_2 + L_1) / mu in the theory, 1 in the
-                                 paper's experiments
+    Gamma       augmentation     share of the clients' losses in L; in theory above (D L_2 + L_1) / mu, in experiments 1
     K           inner_steps      steps of w and lambda before one of x
     D           radius           bound on the norm of lambda; D_w / mu in the theory, infinite by default
-    k           iterate          which inner step gives the gradient of x: last, or random (uniform in 1..K, as in the
-                                 theorems)
+    k           iterate          which inner step gives g_x: last, or random (uniform in 1 .. K, as in the theorems)
     ==========  ==============   =====================
 
-    K exchanges per round: 2Kd floats down and up, and K numbers lambda . grad f_i up; the weights are never sent. K (1
-    Gg, 1 H) per client; f_0 is evaluated on the server's rows. Assumes strongly convex client losses with Lipschitz
-    gradients and Hessians. Follows the paper (Gamma grad f_i has the weight x_i, as in eq. (3)). Exact on
-    heterogeneous clients for any K. The paper's active sets are independent in all steps k: sample with
-    Independent(p, resample=True); without resample one set serves the K steps of a round. Both are unbiased, since a
-    set is uniform given its size. lambda, which the paper leaves open, starts at 0. An upper loss that also depends
-    on x directly contributes its gradient to g_x.
+    The paper's active sets are independent in all steps k: sample with Independent(p, resample=True). Without resample
+    one set serves the K steps of a round. Both are unbiased, since a set is uniform given its size. The paper leaves
+    the first lambda open; here it is 0. An upper loss that also depends on x directly contributes its gradient to g_x.
 
-    Stable, for the eigenvalues h_0 of f_0's and h of the weighted Hessian, if eta_w (h_0 + Gamma h) < 2 and
-    eta_lambda h^2 < h_0 + Gamma h, roughly. With few inner steps a large eta_x makes x cycle; more of them help.
+    Stable, for the eigenvalues h_0 of f_0's and h of the weighted Hessian, if eta_w (h_0 + Gamma h) < 2 and eta_lambda
+    h^2 < h_0 + Gamma h, roughly. With few inner steps a large eta_x makes x cycle; more of them help.
     """
 
-    weighting: ClassVar[bool] = True
-    upper_at: ClassVar[Literal["clients", "server", "either"]] = "server"
+    citation = (
+        '"Efficient Weighting and Optimization in Federated Learning: A Primal-Dual Approach" (anonymous, under '
+        "review), Algorithms 1 and 2"
+    )
+    source = "follows the paper (Gamma grad f_i has the weight x_i, as in eq. (3))"
+    assumes = "strongly convex client losses with Lipschitz gradients and Hessians"
+    exact = "exact for any K"
+    costs = (
+        "K exchanges per round: 2Kd floats down and up, and K numbers lambda . grad f_i up; the weights are never "
+        "sent. K (1 Gg, 1 H) per client; f_0 is evaluated on the server's rows"
+    )
 
-    lr_upper: float = parameter(0.02, "step of the clients' weights x", above=0, tune=(1e-4, 1.0))
-    lr_lower: float = parameter(0.1, "step of the model", above=0, tune=(1e-3, 1.0))
-    lr_adjoint: float = parameter(0.1, "step of the multiplier lambda", above=0, tune=(1e-3, 2.0))
+    weighting = True
+    upper_at = "server"
+    steps: ClassVar[Mapping[str, str]] = {**Algorithm.steps, "multiplier": "lr_adjoint"}
+
+    lr_upper: float = parameter(0.02, "step size of the clients' weights x", above=0, tune=(1e-4, 1.0))
+    lr_lower: float = parameter(0.1, "step size of the model", above=0, tune=(1e-3, 1.0))
+    lr_adjoint: float = parameter(0.1, "step size of the multiplier lambda", above=0, tune=(1e-3, 2.0))
     augmentation: float = parameter(1.0, "share of the clients' losses in the Lagrangian", least=0, tune=(0.1, 10.0))
-    inner_steps: int = parameter(1, "steps of the model and of lambda before one of x", least=1)
+    inner_steps: int = parameter(1, "steps of the model and of lambda per step of x", least=1)
     radius: float = parameter(float("inf"), "bound on the norm of lambda", above=0)
-    iterate: str = parameter("last", "the inner step that gives the gradient of x", choices=("last", "random"))
+    iterate: str = parameter("last", "which inner step gives the gradient of x", choices=("last", "random"))
 
-    def init(self, clients: Clients, x: Vector, y: Vector) -> Server:
-        return Server(x, y, multiplier=0 * y)
+    def init(self, clients: Clients, x: Vector, y: Vector) -> PrimalDualState:
+        return PrimalDualState(x, y, multiplier=0 * y)
 
-    def round(self, clients: Clients, server: Server) -> Server:
+    def round(self, clients: Clients, server: PrimalDualState) -> PrimalDualState:
         x, K = server.x, self.inner_steps
         chosen = jnp.asarray(K - 1)
         if self.iterate == "random":
@@ -104,8 +108,8 @@ class PrimalDual(Algorithm):
             f_x, f_w = clients.f.gradients(x, w, clients.next_key())
             replies = clients.weighted(x.tree).run(self.differentiate, w, multiplier)
             of_all = replies.estimate()
-            # Those who did not reply have slope 0 and keep their weight, up to the projection.
-            slopes = Vector(replies.stack().slope, "x") / replies.replied().mean()
+            # Clients that did not reply have slope 0 and keep their weight, up to the projection.
+            slopes = Vector(replies.stack().slope, "x") / replies.share()
             return Inner(
                 k + 1,
                 clients.project_y(w - self.lr_lower * (f_w + of_all.product + self.augmentation * of_all.gradient)),
@@ -114,16 +118,14 @@ class PrimalDual(Algorithm):
             )
 
         _, w, multiplier, g_x = clients.repeat(K, step, Inner(jnp.asarray(0), server.y, server.multiplier, 0 * x))
-        return Server(clients.project_x(x - self.lr_upper * g_x), w, multiplier)
+        return PrimalDualState(clients.project_x(x - self.lr_upper * g_x), w, multiplier)
 
-    def differentiate(
-        self, client: Client, memory: None, key: Key, w: Vector, multiplier: Vector
-    ) -> tuple[None, Derivatives]:
+    def differentiate(self, client: Client, key: Key, w: Vector, multiplier: Vector) -> Derivatives:
         first, second = jax.random.split(key)
-        unused = Vector(jnp.zeros(client.clients), "x")  # a client's own loss does not look at the weights
+        unused = Vector(jnp.zeros(client.clients), "x")  # a client's own loss does not depend on the weights
         gradient = client.own.dy(unused, w, first)
         product = client.own.dyy(unused, w, multiplier, second)
-        return memory, Derivatives(gradient, product, dot(multiplier, gradient))
+        return Derivatives(gradient, product, dot(multiplier, gradient))
 
-    def solution(self, server: Server, memory: None) -> tuple[Vector, Vector]:
+    def solution(self, server: PrimalDualState, memory: None) -> tuple[Vector, Vector]:
         return server.x, server.y

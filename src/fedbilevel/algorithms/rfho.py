@@ -1,7 +1,7 @@
 """RFHO."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,10 @@ from fedbilevel.core import Client, Clients, Key, parameter
 from fedbilevel.core.vectors import Vector
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.mathematics.averages import Averages, Words, name_batches, named
-from fedbilevel.mathematics.neumann import Pair
+from fedbilevel.mathematics.hypergradient import Pair
 
 
-class Server(NamedTuple):
+class RFHOState(NamedTuple):
     """The upper and the lower variable, and the y that steps start from without a warm start."""
 
     x: Vector
@@ -25,8 +25,7 @@ class Server(NamedTuple):
 class RFHO(Averages):
     """RFHO: T gradient steps on y, and the derivative of f(x, y_T(x)) through them, backwards or forwards.
 
-    Franceschi, Donini, Frasconi, Pontil: "Forward and Reverse Gradient-Based Hyperparameter Optimization", ICML 2017;
-    every gradient and product is the mean over the clients. With y_t = y_{t-1} - lambda grad_y g(x, y_{t-1})::
+    Every gradient and product is the mean over the clients. With y_t = y_{t-1} - lambda grad_y g(x, y_{t-1})::
 
         reverse   a = grad_y f(x, y_T),   h = grad_x f(x, y_T)
                   h <- h - lambda d2xy g(x, y_{t-1}) a,   a <- a - lambda d2yy g(x, y_{t-1}) a       t = T .. 1
@@ -46,35 +45,45 @@ class RFHO(Averages):
     -         warm_start       start from the y of the last round, not from the first one
     ========  ==============   =====================
 
-    In reverse 2T + 1 exchanges per round: p + (3T - 1)d floats down with full participation and a warm start (d more
-    for a client that missed the last round), of which (T - 1)d are points y_t sent again; p + 2Td up, as clients sum
-    up their share of h; T Gg, 1 Gf, T - 1 H and T J per client. Forward T + 1 exchanges: p + Td(1 + p) down, p + d +
-    Td(1 + p) up; T Gg, 1 Gf, pT H and pT J. Where the server holds f, one exchange, d floats (forward: p + d) up and
-    the Gf less. Assumes nothing but smoothness for the derivative, and g strongly convex in y for the limit. The code
-    does not follow the paper's text, which was not at hand: a reconstruction. On heterogeneous clients it is exact, up
-    to the rest (I - lambda d2yy g)^T of the series, as the y of the last round counts as constant. With partial
-    participation the clients of the round serve all its exchanges, and no others. Where the problem has constraints,
-    the server projects; the derivative of a projection of y is taken to be the identity.
+    With partial participation the clients of the round serve all its exchanges. If the problem has constraints, the
+    server projects; the derivative of a projection of y is taken to be the identity.
     """
 
-    lr_upper: float = parameter(0.1, "step of the upper variable x", above=0, tune=(1e-3, 1e3))
-    lr_lower: float = parameter(0.3, "step of the lower variable y", above=0, tune=(1e-3, 2.0))
+    citation = (
+        'Franceschi, Donini, Frasconi, Pontil: "Forward and Reverse Gradient-Based Hyperparameter Optimization", ICML '
+        "2017"
+    )
+    source = "reconstruction without the paper's text"
+    assumes = "nothing but smoothness for the derivative, and g strongly convex in y for the limit"
+    exact = (
+        "exact up to the remainder (I - lambda d2yy g)^T of the series, as the y of the last round counts as constant"
+    )
+    costs = (
+        "In reverse, 2T + 1 exchanges per round: p + (3T - 1)d floats down with full participation and a warm start "
+        "(d more for a client that missed the last round), of which (T - 1)d are points y_t sent again; p + 2Td up, "
+        "as clients sum up their share of h; T Gg, 1 Gf, T - 1 H and T J per client. Forward, T + 1 exchanges: p + "
+        "Td(1 + p) down, p + d + Td(1 + p) up; T Gg, 1 Gf, pT H and pT J. If the server holds f, one exchange, d "
+        "floats (forward: p + d) up and the Gf less"
+    )
+
+    remembers = "round"
+
+    lr_upper: float = parameter(0.1, "step size of the upper variable x", above=0, tune=(1e-3, 1e3))
+    lr_lower: float = parameter(0.3, "step size of the lower variable y", above=0, tune=(1e-3, 2.0))
     inner_rounds: int = parameter(10, "steps of y in a round", least=1)
     mode: str = parameter("reverse", "the direction of differentiation", choices=("reverse", "forward"))
     warm_start: bool = parameter(True, "start from the y of the last round")
 
-    remembers: ClassVar[Literal["nothing", "round", "run"]] = "round"
-
-    def init(self, clients: Clients, x: Vector, y: Vector) -> Server:
+    def init(self, clients: Clients, x: Vector, y: Vector) -> RFHOState:
         if self.mode == "forward" and x.owned:
             raise FedbilevelError("RFHO: mode forward needs an x that the server sees, so use reverse for a private x.")
-        return Server(x, y, y)
+        return RFHOState(x, y, y)
 
-    def round(self, clients: Clients, server: Server) -> Server:
+    def round(self, clients: Clients, server: RFHOState) -> RFHOState:
         x, first = server.x, server.first
         start = server.y if self.warm_start else first
         y, h = (self.reverse if self.mode == "reverse" else self.forward)(clients, x, start, name_batches(clients))
-        return Server(clients.project_x(x - self.lr_upper * h), y, first)
+        return RFHOState(clients.project_x(x - self.lr_upper * h), y, first)
 
     def reverse(self, clients: Clients, x: Vector, start: Vector, words: Words) -> tuple[Vector, Vector]:
         T = self.inner_rounds
@@ -151,5 +160,5 @@ class RFHO(Averages):
 
         return memory, (client.g.dy(x, y, batch), client.repeat(x.size, column, jnp.zeros_like(Z), key))
 
-    def solution(self, server: Server, memory: None) -> tuple[Vector, Vector]:
+    def solution(self, server: RFHOState, memory: None) -> tuple[Vector, Vector]:
         return server.x, server.y

@@ -16,11 +16,8 @@ from fedbilevel.mathematics.hypergradient import Point, directions, feasible
 class SimFBO(Algorithm):
     """SimFBO: local steps on x, y and the adjoint u at once; the server steps along the sums of local directions.
 
-    Yang, Xiao, Ji: "SimFBO: Towards Simple, Flexible and Communication-efficient Federated Bilevel Learning", NeurIPS
-    2023.
-
-    With z = (x, y, u) and D = (grad_x f - d2xy g u, grad_y g, d2yy g u - grad_y f), client i makes the steps k = 0 ..
-    tau - 1 from the server's z and sends the sum of its directions, of which the server takes one step::
+    With z = (x, y, u) and D = (grad_x f - d2xy g u, grad_y g, d2yy g u - grad_y f), client i takes the steps k = 0 ..
+    tau - 1 from the server's z and sends the sum of its directions, along which the server takes one step::
 
         z_i <- z_i - eta a_i^k D_i(z_i),    q_i = sum_k a_i^k D_i(z_i)
         z   <- P( z - gamma (n / |C|) sum_{i in C} w_i q_i )
@@ -40,21 +37,32 @@ class SimFBO(Algorithm):
     a_i^k          coefficient()      weight of step k on client i: 1, and 0 from step tau_i on
     =============  ================   =====================
 
-    One exchange per round: p + 2d floats down and up; tau (2 Gf, 1 Gg, 1 J, 1 H) per client, 1 Gf with a shared
-    batch. Assumes g strongly convex in y, bounded heterogeneity, and third-order smoothness of g. The code does not
-    follow the paper's text, which was not at hand: a reconstruction. Exact on heterogeneous clients with one local
-    step, or with local steps of size 0; otherwise displaced by client drift, in proportion to eta and to tau - 1,
-    whatever gamma is. Clients with different tau_i count in proportion to them: see ShroFBO. All compute as long as
-    the one with the most steps, which is what is counted here, but do not move after their last step. Cohorts without
-    replacement, with weights n w_i / |C|. Clients evaluate at feasible points; the server projects x and y.
+    Clients with different tau_i count in proportion to them: see ShroFBO. All compute as long as the one with the most
+    steps, which is what is counted here, but do not move after their last step. Cohorts are drawn without replacement,
+    with weights n w_i / |C|. Clients evaluate at feasible points; the server projects x and y.
     """
 
-    lr_upper: float = parameter(0.2, "server step of the upper variable x", above=0, tune=(1e-3, 1e3))
-    lr_lower: float = parameter(0.1, "server step of the lower variable y", above=0, tune=(1e-3, 2.0))
-    lr_adjoint: float = parameter(0.05, "server step of the adjoint u", above=0, tune=(1e-3, 2.0))
-    local_lr_upper: float = parameter(0.2, "client step of the upper variable x", least=0, tune=(1e-3, 1e3))
-    local_lr_lower: float = parameter(0.1, "client step of the lower variable y", least=0, tune=(1e-3, 2.0))
-    local_lr_adjoint: float = parameter(0.05, "client step of the adjoint u", least=0, tune=(1e-3, 2.0))
+    citation = (
+        'Yang, Xiao, Ji: "SimFBO: Towards Simple, Flexible and Communication-efficient Federated Bilevel Learning", '
+        "NeurIPS 2023"
+    )
+    source = "reconstruction without the paper's text"
+    assumes = "g strongly convex in y, bounded heterogeneity, and third-order smoothness of g"
+    exact = (
+        "exact with one local step, or with local steps of size 0; otherwise client drift displaces the limit, in "
+        "proportion to eta and to tau - 1, whatever gamma is"
+    )
+    costs = (
+        "One exchange per round: p + 2d floats down and up; tau (2 Gf, 1 Gg, 1 J, 1 H) per client, 1 Gf with a shared "
+        "batch"
+    )
+
+    lr_upper: float = parameter(0.2, "step size of x on the server", above=0, tune=(1e-3, 1e3))
+    lr_lower: float = parameter(0.1, "step size of y on the server", above=0, tune=(1e-3, 2.0))
+    lr_adjoint: float = parameter(0.05, "step size of u on the server", above=0, tune=(1e-3, 2.0))
+    local_lr_upper: float = parameter(0.2, "step size of x on the clients", least=0, tune=(1e-3, 1e3))
+    local_lr_lower: float = parameter(0.1, "step size of y on the clients", least=0, tune=(1e-3, 2.0))
+    local_lr_adjoint: float = parameter(0.05, "step size of u on the clients", least=0, tune=(1e-3, 2.0))
     local_steps: int = parameter(1, "local steps between exchanges", least=1)
     radius: float = parameter(float("inf"), "bound on the norm of the adjoint u", above=0)
     shared_batch: bool = parameter(False, "use one batch of f and one of g for all terms of a step (cheaper)")
@@ -66,9 +74,9 @@ class SimFBO(Algorithm):
     def round(self, clients: Clients, server: Point) -> Point:
         return self.move(clients, server, clients.run(self.descend, server).estimate())
 
-    def descend(self, client: Client, memory: None, key: Key, z: Point) -> tuple[None, Point]:
+    def descend(self, client: Client, key: Key, z: Point) -> Point:
         """Local steps; what goes up is the sum of the directions along the way."""
-        return memory, self.collect(client, key, z)[0]
+        return self.collect(client, key, z)[0]
 
     def collect(self, client: Client, key: Key, z: Point) -> tuple[Point, jax.Array]:
         """The sums of the directions and of their coefficients along the local path."""
@@ -90,7 +98,7 @@ class SimFBO(Algorithm):
         return q, total
 
     def coefficient(self, client: Client, k: Any) -> Any:
-        """a_i^k, the weight of the client's step k; 0 after its last step if it makes fewer than the others."""
+        """a_i^k, the weight of the client's step k; 0 after its last step if it takes fewer than the others."""
         steps = self.local_steps_of
         if not steps:
             return 1.0
@@ -113,13 +121,10 @@ class SimFBO(Algorithm):
 
 @dataclass(frozen=True)
 class ShroFBO(SimFBO):
-    """ShroFBO: SimFBO made robust to clients that make different numbers of local steps.
+    """ShroFBO: SimFBO made robust to clients that take different numbers of local steps.
 
-    Yang, Xiao, Ji: "SimFBO: Towards Simple, Flexible and Communication-efficient Federated Bilevel Learning", NeurIPS
-    2023.
-
-    Local steps as in SimFBO, but a client sends its mean direction and how many steps it made, |a_i| = sum_k a_i^k;
-    the server steps along the mean of the means, as far as before::
+    Local steps as in SimFBO, but a client sends its mean direction and how many steps it took, |a_i| = sum_k a_i^k; the
+    server steps along the mean of the means, as far as before::
 
         rho = (n / |C|) sum_{i in C} w_i |a_i|
         z <- P( z - gamma rho (n / |C|) sum_{i in C} w_i q_i / |a_i| )
@@ -139,19 +144,22 @@ class ShroFBO(SimFBO):
     a_i^k          coefficient()      weight of step k on client i: 1, and 0 from step tau_i on
     =============  ================   =====================
 
-    One exchange per round: p + 2d floats down and up (and one number up); tau (2 Gf, 1 Gg, 1 J, 1 H) per client, 1 Gf
-    with a shared batch. Assumes what SimFBO assumes. The code does not follow the paper's text, which was not at
-    hand: a reconstruction. All clients count with their weights, however many steps they make; with full
-    participation and equal numbers of steps this is SimFBO. Exact on heterogeneous clients with one local step or
-    with local steps of size 0, otherwise displaced by client drift. Cohorts without replacement, with weights n w_i /
-    |C|; the product with rho is then not unbiased if weights differ.
+    All clients count with their weights, however many steps they take; with full participation and equal numbers of
+    steps this is SimFBO. Cohorts are drawn without replacement, with weights n w_i / |C|; the product with rho is then
+    not unbiased if weights differ.
     """
+
+    exact = "exact with one local step, or with local steps of size 0; otherwise client drift displaces the limit"
+    costs = (
+        "One exchange per round: p + 2d floats down and up (and one number up); tau (2 Gf, 1 Gg, 1 J, 1 H) per "
+        "client, 1 Gf with a shared batch"
+    )
 
     def round(self, clients: Clients, server: Point) -> Point:
         q, rho = clients.run(self.descend_mean, server).estimate()
         return self.move(clients, server, Point(*(rho * v for v in q)))
 
-    def descend_mean(self, client: Client, memory: None, key: Key, z: Point) -> tuple[None, tuple[Point, jax.Array]]:
+    def descend_mean(self, client: Client, key: Key, z: Point) -> tuple[Point, jax.Array]:
         """Local steps; what goes up is the mean of the directions along the way, and the number of steps."""
         q, total = self.collect(client, key, z)
-        return memory, (Point(*(v / total for v in q)), total)
+        return Point(*(v / total for v in q)), total

@@ -8,16 +8,15 @@ import jax
 from fedbilevel.core import Clients, parameter
 from fedbilevel.core.vectors import Vector
 from fedbilevel.mathematics.averages import DoubleMomentum
-from fedbilevel.mathematics.neumann import Pair
+from fedbilevel.mathematics.hypergradient import Pair
 
 
 @dataclass(frozen=True)
 class SUSTAIN(DoubleMomentum):
     """SUSTAIN: one step on x and on y at once, both along STORM momenta, with one random term of the Neumann series.
 
-    Khanduri, Zeng, Hong, Wai, Wang, Yang: "A Near-Optimal Algorithm for Stochastic Bilevel Optimization via
-    Double-Momentum", NeurIPS 2021; every gradient and product is the mean over the clients. With k uniform on 0 .. K-1
-    and independent batches for all parts::
+    Every gradient and product is the mean over the clients. With k uniform on 0 .. K-1 and independent batches for all
+    parts::
 
         Phi(x, y; xi) = grad_x f - d2xy g (K / L) prod_{i=1}^k ( I - d2yy g(xi_i) / L ) grad_y f
         y_{t+1} = y_t - beta_t h_g,     h_g <- grad_y g(t+1; xi) + (1 - eta_g) ( h_g - grad_y g(t; xi) )
@@ -38,14 +37,23 @@ class SUSTAIN(DoubleMomentum):
     -         full_series      all terms of the series instead of a random one
     ========  ==============   =====================
 
-    k + 2 exchanges per round, k = K - 1 for the full series: p + (2k + 3)d floats down with full participation (p + d
-    more for a client that missed the last round), 3p + (2k + 3)d up; 2 Gg, 2 Gf, 2k H and 2 J per client. Where the
-    server holds f, one exchange, 2 (p + d) floats up and the Gf less. The first momenta cost one more round. Assumes g
-    strongly convex in y. The code does not follow the paper's text, which was not at hand: a reconstruction. It is
-    exact on heterogeneous clients up to the rest (I - d2yy g / L)^K of the series. A random k leaves noise that grows
-    with K, so that x only settles with falling steps. With partial participation the momenta are estimates from the
-    clients of the round. Where the problem has constraints, the server projects.
+    A random k leaves noise that grows with K, so that x settles only with decreasing steps. With partial participation
+    the momenta are estimates from the clients of the round. If the problem has constraints, the server projects.
     """
+
+    citation = (
+        'Khanduri, Zeng, Hong, Wai, Wang, Yang: "A Near-Optimal Algorithm for Stochastic Bilevel Optimization via '
+        'Double-Momentum", NeurIPS 2021'
+    )
+    source = "reconstruction without the paper's text"
+    assumes = "g strongly convex in y"
+    exact = "exact up to the remainder (I - d2yy g / L)^K of the series"
+    costs = (
+        "k + 2 exchanges per round, k = K - 1 for the full series: p + (2k + 3)d floats down with full participation "
+        "(p + d more for a client that missed the last round), 3p + (2k + 3)d up; 2 Gg, 2 Gf, 2k H and 2 J per "
+        "client. If the server holds f, one exchange, 2 (p + d) floats up and the Gf less. The first momenta cost one "
+        "more round"
+    )
 
     terms: int = parameter(10, "terms of the Neumann series", least=1)
     full_series: bool = parameter(False, "sum all terms of the series instead of drawing one")

@@ -29,11 +29,13 @@ def algorithms(
     if name is None:
         table = Table("algorithm", "what it does", "hyper-parameters")
         for name, kind in ALGORITHMS.items():
-            table.add_row(name, first_line(kind), ", ".join(f.name for f in fields(kind)))
+            table.add_row(name, catalogue.summary(kind), ", ".join(f.name for f in fields(kind)))
         console.print(table)
         return
     kind = ALGORITHMS[name]
-    console.print(inspect.getdoc(kind), highlight=False, markup=False)
+    console.print(inspect.getdoc(kind), highlight=False, markup=False, soft_wrap=True)
+    for fact, text in catalogue.facts(kind).items():
+        console.print(f"\n{fact}: {text}", highlight=False, markup=False)
     table = Table("hyper-parameter", "default", "meaning")
     for f in fields(kind):
         table.add_row(f.name, str(f.default), f.metadata["help"])

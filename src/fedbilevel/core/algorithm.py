@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -13,7 +14,7 @@ from fedbilevel.core.client import Client
 from fedbilevel.core.parameters import check_fields, is_argument
 from fedbilevel.core.server import Clients
 from fedbilevel.core.types import Key, Step
-from fedbilevel.core.vectors import Vector
+from fedbilevel.core.vectors import Vector, is_vector
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Algorithm(ABC):
     bilevel: ClassVar[bool] = True
     """Whether it moves x at all."""
     lower_level: ClassVar[str] = "global"
+    """The problems that it solves: those with a "global" or with a "local" lower level."""
     weighting: ClassVar[bool] = False
     """Whether it only solves problems whose x is the clients' weights."""
     upper_at: ClassVar[Literal["clients", "server", "either"]] = "clients"
@@ -39,6 +41,20 @@ class Algorithm(ABC):
     """What a client keeps between exchanges: nothing (memory is None); until the end of the round (None at first, zeros
     after a loop that ran zero times, then what its last function returned); or for the whole run (starting from
     ``memory``)."""
+
+    steps: ClassVar[Mapping[str, str]] = {"x": "lr_upper", "y": "lr_lower", "u": "lr_adjoint"}
+    """The hyper-parameter that moves a vector of this name in the server's state: what to lower when it diverges."""
+
+    citation: ClassVar[str] = ""
+    """For readers, like the four texts below: the paper, and the part of it that this is."""
+    source: ClassVar[str] = ""
+    """Whether the code "follows the paper", or is a "reconstruction" and from what."""
+    assumes: ClassVar[str] = ""
+    """What the theory assumes of f, g and the clients."""
+    exact: ClassVar[str] = ""
+    """Whether it ends at the solution where clients differ; if not, where else."""
+    costs: ClassVar[str] = ""
+    """Exchanges, floats and oracle calls of a round, as a formula in the hyper-parameters."""
 
     def memory(self, x: Vector, y: Vector) -> Any:
         """What every client keeps at the start, if it remembers for the whole run."""
@@ -55,6 +71,15 @@ class Algorithm(ABC):
     @abstractmethod
     def solution(self, server: Any, memory: Any) -> tuple[Vector, Vector]:
         """The current x and y, from the server's state (or the clients' memories)."""
+
+    def variables(self, server: Any) -> Mapping[str, Vector]:
+        """The vectors of the server's state by name. "x", "y" and "u" (the adjoint) mean the same for all algorithms.
+
+        By default the names are those of the fields, and the first vector of a name counts.
+        """
+        parts, _ = jax.tree_util.tree_flatten_with_path(server, is_leaf=is_vector)
+        vectors = [(path, part) for path, part in parts if is_vector(part)]
+        return {jax.tree_util.keystr(path[-1:], simple=True): vector for path, vector in reversed(vectors)}
 
     def check(self) -> None:
         """Refuse combinations of hyper-parameters that make no sense (raise FedbilevelError)."""

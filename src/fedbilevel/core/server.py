@@ -75,6 +75,10 @@ class Replies(ABC):
     def replied(self) -> jax.Array:
         """Which of all clients replied."""
 
+    def share(self) -> jax.Array:
+        """The share of all clients that replied, in the precision of JAX (a plain mean of booleans is single)."""
+        return jnp.mean(self.replied(), dtype=mean_type(bool))
+
     @abstractmethod
     def each(self) -> Each:
         """The uploads kept apart, one row per client of the cohort, to be handed on (see ``Clients.shuffle``)."""

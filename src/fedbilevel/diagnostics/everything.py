@@ -17,11 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedbilevel.algorithms.fedbioacc import Server as FedBiOAccServer
+from fedbilevel.algorithms.fedbioacc import FedBiOAccState
 from fedbilevel.core import Client, Problem, Tree, as_float
 from fedbilevel.core.schedules import Schedule
 from fedbilevel.core.task import Data, Layout, Task
-from fedbilevel.core.vectors import Box, Vector, dot, is_vector, norm, sub
+from fedbilevel.core.vectors import Box, Vector, dot, norm, sub
 from fedbilevel.engines.simulation import Simulation, State
 from fedbilevel.errors import FedbilevelError, Names
 from fedbilevel.mathematics.hypergradient import Point, conjugate_gradient, directions
@@ -509,10 +509,8 @@ class Snapshot:
 
     @property
     def adjoint(self) -> Vector | None:
-        """The adjoint u that the server keeps, if the algorithm has one: the first vector of this name."""
-        parts, _ = jax.tree_util.tree_flatten_with_path(self.state.server, is_leaf=is_vector)
-        named = (v for path, v in parts if jax.tree_util.keystr(path[-1:], simple=True) == "u" and is_vector(v))
-        return next(named, None)
+        """The adjoint u that the server keeps, if the algorithm has one."""
+        return self.algorithm.variables(self.state.server).get("u")
 
 
 NEEDS: Mapping[str, tuple[str, Callable[[Snapshot], bool]]] = {
@@ -527,7 +525,7 @@ NEEDS: Mapping[str, tuple[str, Callable[[Snapshot], bool]]] = {
         "MeFBO and others with a penalty and a prox",
         lambda s: isinstance(getattr(s.algorithm, "penalty", None), Schedule) and hasattr(s.algorithm, "prox"),
     ),
-    "momenta": ("FedBiOAcc", lambda s: isinstance(s.state.server, FedBiOAccServer)),
+    "momenta": ("FedBiOAcc", lambda s: isinstance(s.state.server, FedBiOAccState)),
     "simulation": ("engine='simulation'", lambda s: isinstance(s.engine, Simulation)),
 }
 """What a diagnostic may ask for: who has it, and whether this run does."""

@@ -37,6 +37,7 @@ class Federation(Messaging):
         nothing = Vector({}, "x", owned=True)
         whole = jax.tree.unflatten(structure, [nothing if is_block(part) else part for part in parts])
         if self.program.algorithm.remembers == "run":
-            return getattr(whole, "x", nothing).tree, {}
+            known = self.program.algorithm.variables(whole)
+            return known.get("x", nothing).tree, known.get("y", nothing).tree
         x, y = self.program.algorithm.solution(whole, None)
         return x.tree, y.tree

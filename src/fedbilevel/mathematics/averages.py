@@ -1,8 +1,8 @@
-"""Averages over clients that algorithms of one machine ask for: each is one exchange.
+"""Averages over clients for algorithms that were made for one machine: each average is one exchange.
 
 Such an algorithm knows f and g only through gradients and products. Every one of these is linear in f and g, so that
 the average over clients is the gradient or product of the whole, and the algorithm is as exact as on one machine. What
-concerns f costs no exchange where the server holds the upper loss.
+concerns f costs no exchange if the server holds the upper loss.
 """
 
 from abc import abstractmethod
@@ -17,19 +17,18 @@ from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
 from fedbilevel.core.schedules import Schedule, cube_root, power
 from fedbilevel.core.vectors import Vector, add
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.mathematics.hypergradient import feasible
-from fedbilevel.mathematics.neumann import Pair
+from fedbilevel.mathematics.hypergradient import Pair, feasible
 
 Words = tuple[jax.Array, ...]
 
 
 def name_batches(clients: Clients) -> Words:
-    """A name for batches that serve several exchanges: a key as scalars, which steer and are no floats of a message."""
+    """A name for batches that serve several exchanges: a key as scalars, which do not count as floats of a message."""
     return tuple(jax.random.key_data(clients.next_key()))
 
 
 def named(client: Client, words: Words, t: int | jax.Array = 0) -> Key:
-    """The key of batch number t of this name; clients differ."""
+    """The key of batch number t of this name, a different one for every client."""
     key = jax.random.wrap_key_data(jnp.stack(words))
     return jax.random.fold_in(jax.random.fold_in(key, client.id), t)
 
@@ -82,22 +81,22 @@ class Averages(Algorithm):
         series = clients.repeat(last, add_term, (v, v))[1] if whole else clients.repeat(last, multiply, v)
         return tuple(tau * s for s in series)
 
-    def lower_gradient(self, client: Client, memory: None, key: Key, z: Pair) -> tuple[None, Vector]:
-        return memory, client.g.dy(*z, key)
+    def lower_gradient(self, client: Client, key: Key, z: Pair) -> Vector:
+        return client.g.dy(*z, key)
 
-    def upper_gradients(self, client: Client, memory: None, key: Key, *points: Pair) -> tuple[None, Sequence[Pair]]:
-        return memory, [Pair(*client.f.gradients(*z, key)) for z in points]
+    def upper_gradients(self, client: Client, key: Key, *points: Pair) -> Sequence[Pair]:
+        return [Pair(*client.f.gradients(*z, key)) for z in points]
 
     def hessian_products(
-        self, client: Client, memory: None, key: Key, points: Sequence[Pair], v: Sequence[Vector]
-    ) -> tuple[None, tuple[Vector, ...]]:
-        return memory, tuple(client.g.dyy(*z, p, key) for z, p in zip(points, v, strict=True))
+        self, client: Client, key: Key, points: Sequence[Pair], v: Sequence[Vector]
+    ) -> tuple[Vector, ...]:
+        return tuple(client.g.dyy(*z, p, key) for z, p in zip(points, v, strict=True))
 
-    def cross_product(self, client: Client, memory: None, key: Key, z: Pair, v: Vector) -> tuple[None, Vector]:
-        return memory, client.g.dxy(*z, v, key)
+    def cross_product(self, client: Client, key: Key, z: Pair, v: Vector) -> Vector:
+        return client.g.dxy(*z, v, key)
 
 
-class Moving(NamedTuple):
+class DoubleMomentumState(NamedTuple):
     """The point, the momenta there (for x and for y), and the time of the next step."""
 
     z: Pair
@@ -115,14 +114,14 @@ class DoubleMomentum(Averages):
         d_{t+1} = D(z_{t+1}; xi) + (1 - eta_{t+1}) (d_t - D(z_t; xi)),     d_1 = D(z_1; xi)
     """
 
-    lr_upper: Schedule = parameter(cube_root(0.1, 1.0), "step of the upper variable x", above=0, tune=(1e-3, 1e3))
-    lr_lower: Schedule = parameter(cube_root(0.5, 1.0), "step of the lower variable y", above=0, tune=(1e-3, 2.0))
-    lr_adjoint: float = parameter(0.3, "step of the Neumann series, below 1 / L", above=0, tune=(1e-3, 2.0))
+    lr_upper: Schedule = parameter(cube_root(0.1, 1.0), "step size of the upper variable x", above=0, tune=(1e-3, 1e3))
+    lr_lower: Schedule = parameter(cube_root(0.5, 1.0), "step size of the lower variable y", above=0, tune=(1e-3, 2.0))
+    lr_adjoint: float = parameter(0.3, "step size of the Neumann series, below 1 / L", above=0, tune=(1e-3, 2.0))
     forget_upper: Schedule = parameter(
-        power(1.0, -2 / 3), "forgetting of the momentum of x, from 0 to 1", least=0, tune=(0.05, 1.0)
+        power(1.0, -2 / 3), "forgetting rate of the momentum of x, from 0 to 1", least=0, tune=(0.05, 1.0)
     )
     forget_lower: Schedule = parameter(
-        power(1.0, -2 / 3), "forgetting of the momentum of y, from 0 to 1", least=0, tune=(0.05, 1.0)
+        power(1.0, -2 / 3), "forgetting rate of the momentum of y, from 0 to 1", least=0, tune=(0.05, 1.0)
     )
 
     def check(self) -> None:
@@ -131,18 +130,18 @@ class DoubleMomentum(Averages):
             if not worst <= 1:
                 raise FedbilevelError(f"{type(self).__name__}: {name} must be at most 1, but is {worst:.3g}.")
 
-    def init(self, clients: Clients, x: Vector, y: Vector) -> Moving:
+    def init(self, clients: Clients, x: Vector, y: Vector) -> DoubleMomentumState:
         t = jnp.asarray(1)
-        return Moving(Pair(x, y), self.directions(clients, [Pair(x, y)], t), t)
+        return DoubleMomentumState(Pair(x, y), self.directions(clients, [Pair(x, y)], t), t)
 
-    def round(self, clients: Clients, server: Moving) -> Moving:
+    def round(self, clients: Clients, server: DoubleMomentumState) -> DoubleMomentumState:
         z, d, t = server
         new = feasible(clients, Pair(z.x - self.lr_upper(t) * d.x, z.y - self.lr_lower(t) * d.y))
         change, keep = self.directions(clients, [new, z], t + 1), self.keep(t + 1)
-        return Moving(new, Pair(change.x + keep[0] * d.x, change.y + keep[1] * d.y), t + 1)
+        return DoubleMomentumState(new, Pair(change.x + keep[0] * d.x, change.y + keep[1] * d.y), t + 1)
 
     def directions(self, clients: Clients, points: Sequence[Pair], t: jax.Array) -> Pair:
-        """D(z; xi) at a point; of two, that of the second is subtracted, as far as the momenta are kept."""
+        """D(z; xi) at a point; with two points, minus D at the second, as far as the momenta are kept."""
         f = self.upper(clients, *points)
         u = self.adjoints(clients, points, tuple(gradients.y for gradients in f))
         indirect, omega = clients.run(self.finish, points, u, t).mean()
@@ -157,18 +156,16 @@ class DoubleMomentum(Averages):
         return 1 - self.forget_upper(t), 1 - self.forget_lower(t)
 
     def newest(self, values: Sequence[Vector], keep: float | jax.Array) -> Vector:
-        """The value at the first point; minus what is kept of that at the second."""
+        """The value at the first point, minus what is kept of the value at the second."""
         return values[0] if len(values) == 1 else values[0] - keep * values[1]
 
-    def finish(
-        self, client: Client, memory: None, key: Key, points: Sequence[Pair], u: Sequence[Vector], t: jax.Array
-    ) -> tuple[None, Pair]:
-        """Cross products, and the direction of y in the same message; differences of both points, not both."""
+    def finish(self, client: Client, key: Key, points: Sequence[Pair], u: Sequence[Vector], t: jax.Array) -> Pair:
+        """Cross products, and the direction of y in the same message; of two points the difference, not both."""
         psi, zeta = jax.random.split(key)
         keep_x, keep_y = self.keep(t)
         indirect = [client.g.dxy(*z, v, psi) for z, v in zip(points, u, strict=True)]
         omega = [client.g.dy(*z, zeta) for z in points]
-        return memory, Pair(self.newest(indirect, keep_x), self.newest(omega, keep_y))
+        return Pair(self.newest(indirect, keep_x), self.newest(omega, keep_y))
 
-    def solution(self, server: Moving, memory: None) -> tuple[Vector, Vector]:
+    def solution(self, server: DoubleMomentumState, memory: None) -> tuple[Vector, Vector]:
         return server.z

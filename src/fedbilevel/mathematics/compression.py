@@ -10,7 +10,7 @@ from fedbilevel.core.vectors import Vector
 
 
 def top_k(v: Vector, k: int) -> tuple[jax.Array, jax.Array, Vector]:
-    """The k entries of a vector that are largest in size: their values, their indices, and the vector without them.
+    """The k entries of largest magnitude of a vector: their values, their indices, and the vector without them.
 
     With error feedback the rest is added to what is compressed next.
 
@@ -26,7 +26,7 @@ def top_k(v: Vector, k: int) -> tuple[jax.Array, jax.Array, Vector]:
 @dataclass(frozen=True)
 class CountSketch:
     """A matrix S with ``rows`` rows and one +1 or -1 in each column: every entry of a vector is added to, or
-    subtracted from, one of so many buckets. S S' is diagonal; S has full rank only if every bucket is hit, and is
+    subtracted from, one of ``rows`` buckets. S S' is diagonal; S has full rank only if every bucket is hit, and is
     injective only if no two entries share one.
 
     >>> S = CountSketch(jnp.array([0, 1, 0]), jnp.array([1, 1, -1]), 2)

@@ -1,4 +1,4 @@
-"""Local steps that several algorithms share, as functions of a client: each says how far the client gets.
+"""Local steps that several algorithms share, as functions of a client: each returns how far the client moved.
 
 The corrected ones (SVRG) take at every point the client's own gradient minus that at the start, on the same batch,
 plus the mean of all clients at the start: without noise, clients that differ do not drift apart.

@@ -1,4 +1,4 @@
-"""Estimates of the hypergradient that several algorithms share, as functions of a client."""
+"""Points and directions that several algorithms share, and conjugate gradients."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -10,7 +10,14 @@ from jax import lax
 from fedbilevel.core import Client, Clients, Key
 from fedbilevel.core.vectors import Vector, dot
 
-Z = TypeVar("Z", bound=Any)  # a NamedTuple with the fields x and y
+Z = TypeVar("Z", bound=Any)  # a NamedTuple with the fields x and y, such as Pair or Point
+
+
+class Pair(NamedTuple):
+    """The upper variable x and the lower variable y; or a direction for each."""
+
+    x: Vector
+    y: Vector
 
 
 class Point(NamedTuple):
@@ -34,7 +41,7 @@ def directions(client: Client, z: Point, key: Key, shared_batch: bool) -> Point:
         u:  d2yy g u - grad_y f           (the gradient of 1/2 u' d2yy g u - <grad_y f, u>)
 
     Linear in f and g, so that averages over clients are exact. With ``shared_batch`` one batch of f and one of g
-    serve all terms, in one pass each; otherwise the five terms have five independent batches, as the theory asks for.
+    serve all terms, in one pass each; otherwise the five terms have five independent batches, as the theory requires.
     """
     x, y, u = z
     if shared_batch:
@@ -62,8 +69,8 @@ class Solved(NamedTuple):
 def conjugate_gradient(product: Callable[[Vector], Vector], right: Vector, tolerance: float, steps: int) -> Solved:
     """Solve ``H v = right`` with products only, until the residual is below ``tolerance |right|``.
 
-    Stops at a direction of no positive curvature: the matrix is then not positive definite and the answer means
-    nothing.
+    Stops at a direction of non-positive curvature: the matrix is then not positive definite, and the answer is
+    meaningless.
     """
 
     def go_on(state: tuple[Any, ...]) -> jax.Array:

@@ -1,19 +1,13 @@
 """The hypergradient of one client alone, with a Neumann series for the inverse of its own Hessian."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
 from fedbilevel.core import Client, Key
 from fedbilevel.core.vectors import Vector
 from fedbilevel.errors import FedbilevelError
-
-
-class Pair(NamedTuple):
-    """The upper variable x and the lower variable y; or a direction for each."""
-
-    x: Vector
-    y: Vector
+from fedbilevel.mathematics.hypergradient import Pair
 
 
 def neumann_hypergradient(
@@ -49,7 +43,7 @@ def local_directions(client: Client, z: Pair, key: Key, tau: float, steps: int) 
 
 
 def check_restart(name: str, restart: bool, shared_batch: bool) -> None:
-    """Refuse a y that starts again for one batch and then sees others."""
+    """Refuse a y that restarts for one batch and then sees others."""
     if restart and not shared_batch:
         raise FedbilevelError(f"{name}: restart trains y for one batch, so it needs shared_batch as well.")
 

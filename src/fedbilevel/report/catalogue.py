@@ -1,10 +1,6 @@
-"""What is known about every algorithm, read from the code itself: docstrings and traced costs. Makes
-docs/algorithms.md.
-"""
+"""What is known about an algorithm: the texts of its class, and its traced costs. Makes docs/algorithms.md."""
 
-import inspect
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,24 +13,35 @@ from fedbilevel.core.task import Task
 from fedbilevel.engines.plan import Plan, plan
 
 ORACLES = ("Gf", "Gg", "J", "H")
+FACTS = ("citation", "source", "assumes", "exact", "costs")
+"""The fields of :class:`Algorithm` with texts for readers."""
+UNKNOWN = "-"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One algorithm: texts from its docstring, and its traced cost per round with default hyper-parameters."""
+    """One algorithm: the texts of its class, and its traced cost per round with default hyper-parameters."""
 
     name: str
-    title: str
-    citation: str
+    summary: str
     problem: str
+    facts: Mapping[str, str]
     exchanges: str
     down: str
     up: str
     oracles: str
-    formula: str
-    assumes: str
-    exactness: str
-    source: str
+
+
+def summary(kind: type[Algorithm]) -> str:
+    """The first line of its docstring."""
+    text = (kind.__doc__ or "").strip()
+    written = not text.startswith(f"{kind.__name__}(")  # otherwise it is the signature, which dataclasses put there
+    return text.partition("\n")[0] if text and written else UNKNOWN
+
+
+def facts(kind: type[Algorithm]) -> dict[str, str]:
+    """Its texts for readers by name, with a dash for each that it does not have."""
+    return {name: " ".join(getattr(kind, name).split()) or UNKNOWN for name in FACTS}
 
 
 def problem_class(kind: type[Algorithm]) -> str:
@@ -70,7 +77,7 @@ def _coefficients(cost: Callable[[int, int], int]) -> np.ndarray:
 
 
 def _formula(fixed: np.ndarray, repeated: np.ndarray) -> str:
-    """A cost as people write it; N is how often a loop of random length is made.
+    """A cost as people write it; N is how often a loop of random length runs.
 
     >>> _formula(np.array([1, 2, 0]), np.array([0, 1, 0]))
     'p + 2d + Nd'
@@ -86,7 +93,7 @@ def _formula(fixed: np.ndarray, repeated: np.ndarray) -> str:
 
 def traced(kind: type[Algorithm]) -> dict[str, str]:
     """Exchanges, floats and oracle calls per round and participating client, with default hyper-parameters; "random"
-    where they depend on how often several loops of random length are made.
+    where they depend on how often several loops of random length run.
     """
     plans: dict[tuple[int, int], Plan] = {}
 
@@ -109,53 +116,37 @@ def traced(kind: type[Algorithm]) -> dict[str, str]:
     }
 
 
-def _sentences(text: str) -> list[str]:
-    """Sentences end with a full stop before a capital letter or a word in code."""
-    return re.split(r"(?<=\.)\s+(?=[A-Z`])", " ".join(text.split()))
-
-
-def entry(name: str) -> Entry:
+def entry(name: str, kind: type[Algorithm]) -> Entry:
     """Everything about one algorithm."""
-    kind = ALGORITHMS[name]
-    paragraphs = (inspect.getdoc(kind) or "").split("\n\n")
-    title = " ".join(paragraphs[0].split()).split(": ", 1)[-1].rstrip(".")
-    citation = re.split(r"(?<=\d{4})(?=[,:;]|\.? |\.?$)", _sentences(paragraphs[1])[0])[0].strip(".")
-    last = _sentences(next(p for p in paragraphs if "per round" in p and "Assumes" in p))
-    pick = lambda words: next((s for s in last if re.search(words, s)), "")
-    return Entry(
-        name=name,
-        title=title[0].upper() + title[1:],
-        citation=citation,
-        problem=problem_class(kind),
-        formula=last[0].rstrip("."),
-        assumes=pick("^Assumes").removeprefix("Assumes ").rstrip("."),
-        exactness=pick(r"[Ee]xact on|[Ee]xact for|s exact|NOT exact|^Exact|displaced?|limit is").rstrip("."),
-        source="reconstruction" if any("reconstruction" in s for s in last) else "follows the paper",
-        **traced(kind),
-    )
+    return Entry(name, summary(kind), problem_class(kind), facts(kind), **traced(kind))
 
 
 HEADER = """# Algorithms
 
 Made by `fedbilevel algorithms --markdown` from the code: do not edit. p is the dimension of x, d that of y. Costs are
 per round and participating client, with full participation, as tracing the code finds them with default
-hyper-parameters (N: how often a loop of random length is made; "random": several such loops); the sections below have
-the formulas. Gf, Gg: gradients of the upper and lower loss; J: cross products; H: Hessian products. A vector that a
-client holds already is not sent again.
+hyper-parameters (N: how often a loop of random length runs; "random": several such loops); the sections below have the
+formulas. Gf, Gg: gradients of the upper and lower loss; J: cross products; H: Hessian products. A vector that a
+client holds already is not sent again. A reconstruction was written without the text of the paper.
 """
 
 
-def markdown() -> str:
-    """The text of docs/algorithms.md: a table of costs, then a section for every algorithm."""
-    entries = [entry(name) for name in ALGORITHMS]
-    lines = [
-        HEADER,
-        "| name | problem | exchanges | floats down | floats up | oracle calls |",
-        "|---|---|---|---|---|---|",
-    ]
-    lines += [f"| `{e.name}` | {e.problem} | {e.exchanges} | {e.down} | {e.up} | {e.oracles} |" for e in entries]
-    lines += ["", "| name | assumes | where clients differ | text |", "|---|---|---|---|"]
-    lines += [f"| `{e.name}` | {e.assumes} | {e.exactness} | {e.source} |" for e in entries]
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _table(*columns: str) -> tuple[str, str]:
+    """The head of a table."""
+    return _row(*columns), "|" + "---|" * len(columns)
+
+
+def markdown(algorithms: Mapping[str, type[Algorithm]] = ALGORITHMS) -> str:
+    """The text of docs/algorithms.md: a table of costs, a table of limits, then a section for every algorithm."""
+    entries = [entry(name, kind) for name, kind in algorithms.items()]
+    lines = [HEADER, *_table("name", "problem", "exchanges", "floats down", "floats up", "oracle calls")]
+    lines += [_row(f"`{e.name}`", e.problem, e.exchanges, e.down, e.up, e.oracles) for e in entries]
+    lines += ["", *_table("name", "assumes", "where clients differ", "the code")]
+    lines += [_row(f"`{e.name}`", *(e.facts[fact] for fact in ("assumes", "exact", "source"))) for e in entries]
     for e in entries:
-        lines += ["", f"## {e.name}", "", f"{e.title}.", "", f"{e.citation}.", "", f"{e.formula}."]
-    return "\n".join(lines).replace("``", "`") + "\n"
+        lines += ["", f"## {e.name}", "", e.summary, "", f"{e.facts['citation']}.", "", f"{e.facts['costs']}."]
+    return "\n".join(lines) + "\n"

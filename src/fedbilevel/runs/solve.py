@@ -293,8 +293,6 @@ COUNTED = frozenset(
 )
 """The columns that every history has; the others are metrics."""
 
-STEP_OF = {"x": "lr_upper", "y": "lr_lower", "u": "lr_adjoint"}
-
 
 def diverged(algorithm: Algorithm, state: Any) -> Diverged:
     """Name the variables that are not finite, and the steps to lower."""
@@ -304,7 +302,7 @@ def diverged(algorithm: Algorithm, state: Any) -> Diverged:
         if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(part) if hasattr(leaf, "dtype")):
             bad.append(jax.tree_util.keystr(path, simple=True, separator="."))
     known = {f.name for f in fields(algorithm)}
-    steps = dict.fromkeys(STEP_OF.get(name.rsplit(".", 1)[-1], "") for name in bad)
+    steps = dict.fromkeys(algorithm.steps.get(name.rsplit(".", 1)[-1], "") for name in bad)
     now = {step: getattr(algorithm, step) for step in steps if step in known}
     advice = ", ".join(
         f"{step} (now {v:g})" if isinstance(v, int | float) else f"{step} (now {v})" for step, v in now.items()

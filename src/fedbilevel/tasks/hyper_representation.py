@@ -21,12 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.algorithms import FedAvg
-from fedbilevel.algorithms.fedavg import Server
 from fedbilevel.core import Client, Clients, Key, Problem, parameter
 from fedbilevel.core.schedules import constant
 from fedbilevel.core.task import Details, Reference, Task
 from fedbilevel.core.vectors import Vector, add, sub
 from fedbilevel.errors import FedbilevelError, UnknownName
+from fedbilevel.mathematics.hypergradient import Pair
 from fedbilevel.models import Model, cross_entropy, mlp, norms, outputs, squared_norm
 from fedbilevel.tasks.images import divide, images, per_class, standardised
 
@@ -66,18 +66,18 @@ class Jointly(FedAvg):
 
     validation: float = parameter(0.5, "share of the validation rows", least=0)
 
-    def round(self, clients: Clients, server: Server) -> Server:
+    def round(self, clients: Clients, server: Pair) -> Pair:
         return add(server, clients.run(self.both, *server).mean())
 
-    def both(self, client: Client, memory: None, key: Key, x: Vector, y: Vector) -> tuple[None, Server]:
-        def step(z: Server, key: Key, _: Any) -> Server:
+    def both(self, client: Client, key: Key, x: Vector, y: Vector) -> Pair:
+        def step(z: Pair, key: Key, _: Any) -> Pair:
             first, second = jax.random.split(key)
             on_f, on_g = client.f.gradients(*z, first), client.g.gradients(*z, second)
             means = [self.validation * f + (1 - self.validation) * g for f, g in zip(on_f, on_g, strict=True)]
-            return Server(*(v - self.lr_lower * mean for v, mean in zip(z, means, strict=True)))
+            return Pair(*(v - self.lr_lower * mean for v, mean in zip(z, means, strict=True)))
 
-        start = Server(x, y)
-        return memory, sub(client.repeat(self.local_steps, step, start, key), start)
+        start = Pair(x, y)
+        return sub(client.repeat(self.local_steps, step, start, key), start)
 
 
 @cache  # one function for one model: it is compiled once
