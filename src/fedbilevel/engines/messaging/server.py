@@ -259,6 +259,10 @@ class Messaging:
             there = tuple(self.names[m] for m in answers if m not in away)
             failed = {self.names[m]: answer.error for m, answer in away.items()}
             self.served(Served(state.round, "commit", there, failed, 0, 0, 0.0))
+            if self.program.holds and len(there) < max(1, self._quorum(len(answers))):
+                # What clients remember would be that of the round before: the round has not ended, and is made again.
+                name, reason = next(iter(failed.items()))
+                raise NoQuorum(f"round {state.round}: too few clients acknowledged its end; {name}: {reason}")
         finite = all(np.all(reply.get("finite", True)) for _, reply in answers.values()) and all_finite(public)
         renamed = [Blocks({f"state.{n}": 1.0}) if is_block(part) else part for n, part in enumerate(parts)]
         return state._replace(server=jax.tree.unflatten(structure, renamed), finite=finite)
@@ -332,7 +336,11 @@ class Messaging:
         parts, structure = split_vectors(state.server)
         blocks = {str(n): part.terms for n, part in enumerate(parts) if is_block(part)}
         asked = dict.fromkeys(range(len(self.weights)), (Reveal(state.round, blocks), {}))
-        answers = [reply for _, reply in self.post.ask(asked).values()]
+        answers = []
+        for client, (answer, reply) in self.post.ask(asked).items():
+            if isinstance(answer, Failed):
+                raise NoQuorum(f"{self.names[client]} did not show its part of the solution: {answer.error}")
+            answers.append(reply)
         stacked = {name: jnp.stack([answer[name] for answer in answers]) for name in answers[0]}
         x0, y0 = jax.eval_shape(self.program.problem.start, state.key)
         memory = jax.eval_shape(self.program.algorithm.memory, x0, y0) if remembers else None
