@@ -90,6 +90,20 @@ def test_a_commit_that_is_lost_comes_with_the_next_message(name: str, tmp_path: 
     assert identical(found, expected)
 
 
+def test_a_round_whose_end_reaches_nobody_is_made_again(tmp_path: Path) -> None:
+    """Otherwise the server would go on from memories that the clients never kept."""
+    whole = case("fedbioacc-local")
+    without = Local(*whole)
+    expected = without.solution(without.advance(without.start(3), 4))
+    everybody = range(len(whole[0].clients))
+    engine = flaky(whole, tmp_path, {(3, "commit", client): "down" for client in everybody})
+    saved = engine.arrays(state := engine.advance(engine.start(3), 2))
+    with pytest.raises(NoQuorum, match="round 3: too few clients acknowledged its end; client 0: it could not be"):
+        engine.advance(state, 1)
+    again = Local(*whole, tmp_path)
+    assert identical(again.solution(again.advance(again.restore(saved), 2)), expected)
+
+
 @pytest.mark.parametrize("name", MEMORIES[:-1])
 def test_a_worker_that_is_started_again_costs_at_most_its_answers(name: str, tmp_path: Path) -> None:
     """Between rounds, it costs nothing."""
