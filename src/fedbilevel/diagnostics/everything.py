@@ -19,8 +19,9 @@ from jax import lax
 
 from fedbilevel.algorithms.fedbioacc import Server as FedBiOAccServer
 from fedbilevel.core import Client, Problem, Tree, as_float
+from fedbilevel.core.data import Data, Layout
 from fedbilevel.core.schedules import Schedule
-from fedbilevel.core.task import Data, Layout, Task
+from fedbilevel.core.task import Task
 from fedbilevel.core.vectors import Box, Vector, dot, is_vector, norm, sub
 from fedbilevel.engines.simulation import Simulation, State
 from fedbilevel.errors import FedbilevelError, Names

@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel.core import Algorithm, Key
+from fedbilevel.core.data import Data
 from fedbilevel.core.schedules import Schedule
-from fedbilevel.core.task import Data, Task
+from fedbilevel.core.task import Task
 from fedbilevel.engines.participation import Participation
 from fedbilevel.engines.simulation import Batching, Simulation, SimulationProgram, State, _advance, _start
 

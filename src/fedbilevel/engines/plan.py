@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel.core import Algorithm, Carry, Clients, Each, Key, Objective, Problem, Replies, Step, Tally, call
-from fedbilevel.core.task import Data, Layout, Task
+from fedbilevel.core.data import Data, Layout
+from fedbilevel.core.task import Task
 from fedbilevel.core.vectors import Vector, is_vector
 from fedbilevel.engines.participation import Everyone, Independent, Participation, check_sample
 from fedbilevel.errors import FedbilevelError

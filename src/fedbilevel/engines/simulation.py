@@ -18,7 +18,8 @@ import numpy as np
 from jax import lax
 
 from fedbilevel.core import Algorithm, Carry, Clients, Each, Key, Objective, Replies, Step, call, mean_type
-from fedbilevel.core.task import Data, Task
+from fedbilevel.core.data import Data
+from fedbilevel.core.task import Task
 from fedbilevel.core.vectors import Vector, is_vector
 from fedbilevel.engines.participation import Cohort, Everyone, Participation, check_sample
 from fedbilevel.engines.plan import (

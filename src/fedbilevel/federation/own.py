@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedbilevel.core import Lookup
+from fedbilevel.core.presentation import Presentation, Suggestion
 from fedbilevel.core.task import Task
 from fedbilevel.errors import FedbilevelError, Names
 from fedbilevel.federation.schema import Examples
@@ -121,10 +122,8 @@ def regularization(
         batch_size=None,
         metrics=metrics,
         name="regularization",
-        headline={"auc": "mean test AUC", "test_loss": "mean test loss"},
-        suggested={"*": {**STEPS, "lr_upper": 20.0, "local_steps": 1}},
-        algorithm="fedbio",
-        rounds=300,
+        shown=Presentation(headline={"auc": "mean test AUC", "test_loss": "mean test loss"}),
+        suggested=Suggestion("fedbio", 300, hyper={"*": {**STEPS, "lr_upper": 20.0, "local_steps": 1}}),
     )
 
 
@@ -178,10 +177,8 @@ def data_cleaning(
         batch_size={"train": batch_size, "val": None},
         metrics=metrics,
         name="data-cleaning",
-        headline={"accuracy": "mean test accuracy"},
-        suggested={"fedbioacc": steps, "fedbio": steps},
-        algorithm="fedbioacc",
-        rounds=200,
+        shown=Presentation(headline={"accuracy": "mean test accuracy"}),
+        suggested=Suggestion("fedbioacc", 200, hyper={"fedbioacc": steps, "fedbio": steps}),
     )
 
 

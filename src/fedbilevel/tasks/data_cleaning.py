@@ -22,7 +22,6 @@ with half of the full weight.
 """
 
 import csv
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,7 +32,8 @@ import numpy as np
 
 from fedbilevel.algorithms import FedAvg
 from fedbilevel.core import Lookup, Problem
-from fedbilevel.core.task import Details, Reference, Task
+from fedbilevel.core.presentation import Details, Outcomes, Presentation, Reference, Suggestion
+from fedbilevel.core.task import Task
 from fedbilevel.core.vectors import box
 from fedbilevel.data import DataSet, corrupt, shards
 from fedbilevel.errors import FedbilevelError
@@ -188,7 +188,7 @@ def data_cleaning(
             seen["auc"] = scores.auc(truth[own], -np.asarray(x).reshape(own.shape)[own])
         return seen
 
-    def findings(results: Mapping[str, Any]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    def findings(results: Outcomes) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """For every client, the weights of its samples as shares of the full weight, and what the model says."""
         x = np.asarray(results["run"].x, float).reshape(own.shape)
         share = 1 / (1 + np.exp(-x)) if weights == "sigmoid" else x * longest
@@ -200,7 +200,7 @@ def data_cleaning(
         order = np.argsort(share, kind="stable")
         return order[says[order] != labels[order]]
 
-    def files(results: Mapping[str, Any], folder: Path) -> None:
+    def files(results: Outcomes, folder: Path) -> None:
         with (folder / "suspects.csv").open("w", newline="") as file:
             table = csv.writer(file)
             table.writerow(["client", "rank", "sample", "weight", "given_label", "model_says", "index", "really_wrong"])
@@ -209,7 +209,7 @@ def data_cleaning(
                     row = [f"{share[n]:.4f}", given[m][n], says[n], train[m][n], "yes" if wrong[m][n] else "no"]
                     table.writerow([m, rank, n, *row])
 
-    def details(results: Mapping[str, Any]) -> Details:
+    def details(results: Outcomes) -> Details:
         rows = []
         for m, (share, says) in enumerate(zip(*findings(results), strict=True)):
             found = wrong[m][suspects(share, says, given[m])]
@@ -220,7 +220,7 @@ def data_cleaning(
         headings = ("client", "images", "wrong labels", "suspects", "really wrong", "share", "AUC of the weights")
         return Details(title, headings, rows[:SHOWN])
 
-    def picture(results: Mapping[str, Any], figure: "Figure") -> None:
+    def picture(results: Outcomes, figure: "Figure") -> None:
         shares, says = (np.concatenate(parts) for parts in findings(results))
         told, is_wrong, index = (np.concatenate(parts) for parts in (given, wrong, train))
         _draw(figure, kind, index, told, says, is_wrong, shares, suspects(shares, says, told))
@@ -266,17 +266,21 @@ def data_cleaning(
             "private": private,
             "seed": seed,
         },
-        references=[
-            Reference("noisy", "FedAvg on the noisy labels", FedAvg(lr_lower=lr), everything.reshape(blocks)),
-            Reference("clean", "FedAvg on the clean labels only", FedAvg(lr_lower=lr), clean.reshape(blocks)),
-        ],
-        details=details,
-        picture=picture,
-        files=files,
-        headline={"accuracy": "test accuracy", "auc": "AUC of the weights"},
-        suggested={"fedbioacc": steps, "fedbio": steps, "simfbo": {**steps, **local, "local_steps": 5}},
-        algorithm="fedbioacc" if small else "fedbio",
-        rounds=200 if small else 500,
+        shown=Presentation(
+            headline={"accuracy": "test accuracy", "auc": "AUC of the weights"},
+            references=[
+                Reference("noisy", "FedAvg on the noisy labels", FedAvg(lr_lower=lr), everything.reshape(blocks)),
+                Reference("clean", "FedAvg on the clean labels only", FedAvg(lr_lower=lr), clean.reshape(blocks)),
+            ],
+            details=details,
+            picture=picture,
+            files=files,
+        ),
+        suggested=Suggestion(
+            algorithm="fedbioacc" if small else "fedbio",
+            rounds=200 if small else 500,
+            hyper={"fedbioacc": steps, "fedbio": steps, "simfbo": {**steps, **local, "local_steps": 5}},
+        ),
     )
 
 

@@ -26,7 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.core import Lookup, Problem, Tree
-from fedbilevel.core.task import Details, Task
+from fedbilevel.core.presentation import Details, Outcomes, Presentation, Suggestion
+from fedbilevel.core.task import Task
 from fedbilevel.data import load
 from fedbilevel.errors import FedbilevelError, UnknownName
 from fedbilevel.models import Model, conv4, cross_entropy, squared_norm
@@ -308,7 +309,7 @@ def few_shot(
         """The loss on the validation alphabets, which nobody trains on."""
         return float(jnp.mean(learn(x, *validation[1:])[1]))
 
-    def details(results: Mapping[str, Any]) -> Details:
+    def details(results: Outcomes) -> Details:
         trained, untrained = results["run"].x, model.init(jax.random.key(seed))
         rows: list[list[Any]] = []
         for part, (own, support, query) in {"validation": validation, "test": test}.items():
@@ -323,7 +324,7 @@ def few_shot(
         headings = ["alphabet" if data == "omniglot" else "class", "part", "classes", "pixels", "untrained", "learned"]
         return Details("Accuracy on what nobody trained on", headings, rows)
 
-    def picture(results: Mapping[str, Any], figure: "Figure") -> None:
+    def picture(results: Outcomes, figure: "Figure") -> None:
         x = results["run"].x
         said = np.asarray(learn(x, *test[1:])[0])[0].reshape(ways, -1)  # of the first task
         support, query = (np.asarray(part[0]).reshape(ways, -1, *part.shape[2:])[:10] for part in test[1:])
@@ -354,16 +355,20 @@ def few_shot(
             "adapt_steps": adapt_steps,
             "seed": seed,
         },
-        details=details,
-        picture=picture,
-        headline={"accuracy": "accuracy on new alphabets", "loss": "their loss"},
-        algorithm="fedbio-local",
-        suggested={
-            "fedbio-local": {**steps, "lr_upper": 0.3},
-            "distbio": {**steps, "lr_upper": 0.3},
-            "fedbioacc-local": followed,
-            "distbioacc": followed,
-        },
-        rounds=30,
-        sample="4",
+        shown=Presentation(
+            headline={"accuracy": "accuracy on new alphabets", "loss": "their loss"},
+            details=details,
+            picture=picture,
+        ),
+        suggested=Suggestion(
+            algorithm="fedbio-local",
+            rounds=30,
+            sample="4",
+            hyper={
+                "fedbio-local": {**steps, "lr_upper": 0.3},
+                "distbio": {**steps, "lr_upper": 0.3},
+                "fedbioacc-local": followed,
+                "distbioacc": followed,
+            },
+        ),
     )

@@ -35,7 +35,8 @@ import numpy as np
 
 from fedbilevel.algorithms import FedAvg
 from fedbilevel.core import Problem
-from fedbilevel.core.task import Details, Reference, Task
+from fedbilevel.core.presentation import Details, Outcomes, Presentation, Reference, Suggestion
+from fedbilevel.core.task import Task
 from fedbilevel.core.vectors import box
 from fedbilevel.data import breast_cancer, heart_disease, iid, natural, split
 from fedbilevel.errors import FedbilevelError, UnknownName
@@ -184,7 +185,7 @@ def regularization(
             "validation_loss": validation_loss,
         }
 
-    def details(results: Mapping[str, Any]) -> Details:
+    def details(results: Outcomes) -> Details:
         last = [results[label].metrics for label in WAYS]
         sizes = np.array([[len(piece[m]) for piece in rows] for m in range(clients)])
         table = [
@@ -194,7 +195,7 @@ def regularization(
         table.append(["all, mean", *map(int, sizes.sum(0)), f"{labels.mean():.0%}", *(way["auc"] for way in last)])
         return Details("AUC on the test rows", ["client", "train", "val", "test", "positive", *WAYS.values()], table)
 
-    def picture(results: Mapping[str, Any], figure: "Figure") -> None:
+    def picture(results: Outcomes, figure: "Figure") -> None:
         figure.set_size_inches(11, max(4.5, 1.5 + 0.19 * len(names)))
         left, right = figure.subplots(1, 2)
         strengths = np.exp(np.asarray(results["run"].x, float))
@@ -217,7 +218,7 @@ def regularization(
         right.grid(axis="y", alpha=0.3)
         right.legend(loc="upper center", ncols=3, fontsize=8)
 
-    def files(results: Mapping[str, Any], folder: Path) -> None:
+    def files(results: Outcomes, folder: Path) -> None:
         x, y = results["run"].x, results["run"].y
         with (folder / "features.csv").open("w", newline="") as file:
             table = csv.writer(file)
@@ -246,30 +247,34 @@ def regularization(
             "strongest": strongest,
             "seed": seed,
         },
-        references=[
-            Reference("untuned", "no tuning", training, shared(untuned)),
-            Reference(
-                "grid", "grid search", training, shared(GRID[0]), [shared(s) for s in GRID[1:]], "validation_loss"
-            ),
-        ],
-        details=details,
-        picture=picture,
-        files=files,
-        headline={"auc": "mean test AUC", "validation_loss": "validation loss"},
-        compare_by=["validation_loss", "auc"],
-        # Below 2 / (curvature of the lower level), which is about 0.3 + 2 * strongest.
-        suggested={
-            "fedbioacc": {
-                **STEPS,
-                "lr_upper": 15.0,
-                "c_upper": 0.0,
-                "c_lower": 0.0,
-                "c_adjoint": 0.0,
-                "local_steps": 5,
+        shown=Presentation(
+            headline={"auc": "mean test AUC", "validation_loss": "validation loss"},
+            compare_by=["validation_loss", "auc"],
+            references=[
+                Reference("untuned", "no tuning", training, shared(untuned)),
+                Reference(
+                    "grid", "grid search", training, shared(GRID[0]), [shared(s) for s in GRID[1:]], "validation_loss"
+                ),
+            ],
+            details=details,
+            picture=picture,
+            files=files,
+        ),
+        suggested=Suggestion(
+            algorithm="fedbio",
+            rounds=3000,
+            # Below 2 / (curvature of the lower level), which is about 0.3 + 2 * strongest.
+            hyper={
+                "fedbioacc": {
+                    **STEPS,
+                    "lr_upper": 15.0,
+                    "c_upper": 0.0,
+                    "c_lower": 0.0,
+                    "c_adjoint": 0.0,
+                    "local_steps": 5,
+                },
+                "stocbio": {**STEPS, "lr_upper": 50.0, "inner_rounds": 20, "neumann_steps": 60},
+                "*": {**STEPS, "lr_upper": 20.0 if data == "heart-disease" else 5.0, "local_steps": 1},
             },
-            "stocbio": {**STEPS, "lr_upper": 50.0, "inner_rounds": 20, "neumann_steps": 60},
-            "*": {**STEPS, "lr_upper": 20.0 if data == "heart-disease" else 5.0, "local_steps": 1},
-        },
-        algorithm="fedbio",
-        rounds=3000,
+        ),
     )

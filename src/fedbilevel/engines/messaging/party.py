@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.core import Algorithm, Key, call
-from fedbilevel.core.task import Data, Task
+from fedbilevel.core.data import Data
+from fedbilevel.core.task import Task
 from fedbilevel.core.vectors import Vector
 from fedbilevel.engines.participation import Everyone
 from fedbilevel.engines.plan import Program, split_vectors, trace, without

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.core import Carry, Clients, Each, Key, Objective, Replies, Step, mean_type
-from fedbilevel.core.task import Data
+from fedbilevel.core.data import Data
 from fedbilevel.core.vectors import Scalar, Vector
 from fedbilevel.engines.messaging.party import all_finite
 from fedbilevel.engines.participation import Everyone, Participation, check_sample
