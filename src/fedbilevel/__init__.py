@@ -44,7 +44,8 @@ from fedbilevel.core import (
     schedules,
     vectors,
 )
-from fedbilevel.core.task import Details, Reference, Task
+from fedbilevel.core.presentation import Details, Presentation, Reference, Suggestion
+from fedbilevel.core.task import Task
 from fedbilevel.core.vectors import Vector
 from fedbilevel.engines.participation import Independent, Uniform
 from fedbilevel.engines.plan import plan
@@ -97,6 +98,7 @@ __all__ = [
     "MLflow",
     "MeFBO",
     "Objective",
+    "Presentation",
     "PrimalDual",
     "Problem",
     "Reference",
@@ -106,6 +108,7 @@ __all__ = [
     "SimFBO",
     "StocBiO",
     "Stopped",
+    "Suggestion",
     "Task",
     "TensorBoard",
     "Uniform",

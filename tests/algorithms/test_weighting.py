@@ -375,7 +375,7 @@ def test_noise_is_white_in_gradients_and_hessians_and_nowhere_else() -> None:
 @pytest.mark.parametrize("K", [1, 5])
 def test_primal_dual_solves_the_toy(K: int) -> None:
     task = client_weighting_toy()
-    result = fb.solve(task, PrimalDual(**task.suggested["primal-dual"], inner_steps=K), rounds=800, every=800)
+    result = fb.solve(task, PrimalDual(**task.suggested.hyper["primal-dual"], inner_steps=K), rounds=800, every=800)
     assert result.history[0]["stationarity"] > 1e-3
     assert result.metrics["stationarity"] < 1e-7
     assert result.metrics["value"] < result.history[0]["value"] - 0.5

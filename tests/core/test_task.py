@@ -123,3 +123,41 @@ def test_projection_onto_the_simplex() -> None:
         assert point.sum() == pytest.approx(1)
         # The nearest point makes an obtuse angle with every vertex.
         assert all((v - point) @ (vertex - point) <= 1e-12 for vertex in np.eye(6))
+
+
+def asserting(x: Any, y: Any, batch: Any) -> Any:
+    if batch["a"].shape != (7,):
+        raise AssertionError  # what a bare assert raises; pytest gives those of its files a message
+    return lower(x, y, batch)
+
+
+def test_a_bare_assertion_of_a_loss_is_named_with_its_line() -> None:
+    said = (
+        r"lower\(x, y, batch\) fails on the first rows of client 0: AssertionError "
+        r"\(test_task\.py, line \d+: raise AssertionError"
+    )
+    with pytest.raises(fb.FedbilevelError, match=said):
+        fb.Task(fb.Problem(upper, asserting, init), [CLIENT])
+
+
+def deep(x: Any, y: Any, batch: Any) -> Any:
+    return missing(batch).mean()
+
+
+def missing(batch: Any) -> Any:
+    return batch["c"]
+
+
+def test_the_line_is_that_of_the_users_file() -> None:
+    """The innermost one of it, not that of a library."""
+    with pytest.raises(fb.FedbilevelError, match=r"KeyError: 'c' \(test_task\.py, line \d+: return batch\[\"c\"\]\)"):
+        fb.Task(fb.Problem(deep, lower, init), [CLIENT])
+    with pytest.raises(fb.FedbilevelError, match=r"TypeError: .*\(test_task\.py, line \d+: .*jnp\.dot"):
+        fb.Task(fb.Problem(upper, lambda x, y, b: jnp.dot(y, np.ones(5)), init), [CLIENT])
+
+
+def test_suggestions_are_by_algorithm() -> None:
+    suggested = fb.Suggestion(hyper={"fedbio": {"lr_upper": 0.3, "rate": 1.0}, "*": {"lr_upper": 0.1}})
+    assert suggested.for_algorithm("fedbio", ["lr_upper"]) == {"lr_upper": 0.3}
+    assert suggested.for_algorithm("simfbo", ["lr_upper", "lr_lower"]) == {"lr_upper": 0.1}
+    assert fb.Suggestion().for_algorithm("fedbio", ["lr_upper"]) == {}

@@ -21,11 +21,11 @@ from fedbilevel.engines.plan import trace
 from fedbilevel.engines.program import Program
 from fedbilevel.federation import coordinator, join, project, schema, server
 from fedbilevel.federation.engine import Federation
-from fedbilevel.federation.own import parts, together
 from fedbilevel.federation.preview import preview
 from fedbilevel.federation.study import Study, difference, facts_of_copy, plan_digest, server_task, site_task
 from fedbilevel.federation.worker import LEDGER, Limits, Settings, Worker
 from fedbilevel.storage.arrays import decode, encode
+from fedbilevel.tasks.sites import divided, together
 from helpers import here
 
 SCHEMA: dict[str, Any] = {
@@ -180,13 +180,13 @@ def test_a_wrong_schema_is_refused(table: dict[str, Any], said: str) -> None:
 
 def test_parts_are_drawn_by_the_site_and_stay(tmp_path: Path) -> None:
     examples = schema.load(str(write(tmp_path / "a.csv", rows(200))), READ, {}, "north")
-    first, again = parts(examples, (0.5, 0.25), 0), parts(examples, (0.5, 0.25), 0)
+    first, again = divided(examples, 0.5, 0.25, 0), divided(examples, 0.5, 0.25, 0)
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert sorted(np.concatenate(first)) == list(range(200))
     assert [len(part) for part in first] == pytest.approx([100, 50, 50], abs=2)
-    other = parts(examples._replace(site="south"), (0.5, 0.25), 0)
+    other = divided(examples._replace(site="south"), 0.5, 0.25, 0)
     assert not np.array_equal(first[0], other[0])
-    more = parts(examples, (0.52, 0.25), 0)  # two sums must not differ by four rows
+    more = divided(examples, 0.52, 0.25, 0)  # two sums must not differ by four rows
     assert len(set(more[0]) - set(first[0])) > 20
 
 
@@ -252,7 +252,7 @@ def test_sums_standardise_as_all_rows_would(tmp_path: Path) -> None:
     wanted = study(tmp_path)
     examples = [schema.load(str(write(tmp_path / f"{n}.csv", rows(50, n))), READ, {}, f"s{n}") for n in range(3)]
     facts = together([wanted.summarize(each) for each in examples])
-    known = np.concatenate([each.inputs[parts(each, (0.5, 0.25), 0)[0]] for each in examples])
+    known = np.concatenate([each.inputs[divided(each, 0.5, 0.25, 0)[0]] for each in examples])
     features = np.concatenate([wanted.build(each, facts).task.clients[0]["train"]["features"] for each in examples])
     expected = (known - np.nanmean(known, 0)) / np.nanstd(known, 0)
     np.testing.assert_allclose(features, np.nan_to_num(expected), atol=1e-5)

@@ -79,8 +79,8 @@ def test_the_clients_of_a_small_set() -> None:
     mixed = client_weighting(data="digits", partition="iid", noisy=2, samples=50)
     assert [len(part) for part in parts(mixed)] == [50] * 7
     assert len(np.unique(np.concatenate(parts(mixed)[:5]))) == 250
-    np.testing.assert_allclose(mixed.references[2].x, [0.2] * 5 + [0] * 2)
-    np.testing.assert_allclose(client_weighting(**SMALL).references[2].x, [0.5, 0.3, 0.2] + [0] * 7)
+    np.testing.assert_allclose(mixed.shown.references[2].x, [0.2] * 5 + [0] * 2)
+    np.testing.assert_allclose(client_weighting(**SMALL).shown.references[2].x, [0.5, 0.3, 0.2] + [0] * 7)
     assert client_weighting(**SMALL).problem is client_weighting(**SMALL, seed=4).problem
     other = client_weighting(data="digits", seed=4)
     assert not np.array_equal(other.clients[5]["train"]["label"], task.clients[5]["train"]["label"])

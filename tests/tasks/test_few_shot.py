@@ -154,7 +154,7 @@ def test_suggested_steps_fit_the_kind_of_head(pictures: Path) -> None:
     for head, restart in (("restart", True), ("persistent", False)):
         task = few_shot(**SMALL, head=head)
         for name in ("fedbio-local", "fedbioacc-local", "distbio", "distbioacc"):
-            advice = task.suggested[name]
+            advice = task.suggested.hyper[name]
             kind = fb.ALGORITHMS[name]
             algorithm: Any = kind(**{k: v for k, v in advice.items() if k in {f.name for f in fields(kind)}})
             assert algorithm.restart == restart

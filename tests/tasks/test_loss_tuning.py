@@ -51,7 +51,7 @@ def test_losses_are_those_of_the_paper() -> None:
 def test_at_the_start_the_loss_is_the_plain_one() -> None:
     task = loss_tuning(**TINY)
     x, _ = task.problem.start(jax.random.key(0))
-    plain = task.references[0].x
+    plain = task.shown.references[0].x
     assert {name: value.tolist() for name, value in x.tree.items()} == {k: v.tolist() for k, v in plain.items()}
     low = task.problem.nearest(fb.vectors.Vector({k: v - 3 for k, v in x.tree.items()}, "x")).tree
     assert (low["omega"].max(), low["delta"].max(), low["tau"].max()) == (0, 0, -3)
@@ -67,7 +67,7 @@ def test_the_tail_is_long_and_no_image_serves_twice(partition: str) -> None:
     assert sizes[9] / sizes[0] == pytest.approx(0.2, rel=0.3)  # classes of the digits differ a little in size
     assert (every > 0).all() == (partition == "iid")
     share = np.bincount(labels(task, "train"), minlength=10) / len(labels(task, "train"))
-    weights, prior = (reference.x for reference in task.references[1:])
+    weights, prior = (reference.x for reference in task.shown.references[1:])
     np.testing.assert_allclose(weights["omega"] * share, 0.1)
     np.testing.assert_allclose(np.exp(prior["tau"]), share)
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedbilevel.core.types import Key, Tree
 
@@ -61,6 +62,18 @@ def select(rows: Tree, index: Any) -> Tree:
     """Some of the rows; what is looked up stays so."""
     some = lambda a: Lookup(a.table, a.index[index]) if isinstance(a, Lookup) else a[index]
     return jax.tree.map(some, rows, is_leaf=lambda part: isinstance(part, Lookup))
+
+
+def own_tables(rows: Tree) -> Tree:
+    """The same rows, looked up in tables that hold nothing else."""
+
+    def own(part: Any) -> Any:
+        if not isinstance(part, Lookup):
+            return part
+        used, index = np.unique(part.index, return_inverse=True)
+        return Lookup(np.asarray(part.table)[used], index.reshape(part.index.shape))
+
+    return jax.tree.map(own, rows, is_leaf=lambda part: isinstance(part, Lookup))
 
 
 class Rows(NamedTuple):

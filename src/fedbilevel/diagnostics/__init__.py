@@ -1,34 +1,27 @@
-"""Exact quantities of a run: lower solutions, hypergradients, the papers' residuals and potentials.
+"""Exact quantities on all the data, outside of any communication budget: how far a run really is.
 
-Imports core, algorithms and engines; runs import it.
+``solve(..., diagnostics=["hypergradient", "lower_gap"])`` puts them into the history; :data:`DIAGNOSTICS` has the
+names. Imports core, mathematics, algorithms and engines; runs import it.
 """
 
-from fedbilevel.diagnostics.everything import (
-    DIAGNOSTICS,
-    KEY,
-    NEEDS,
-    Diagnostic,
+from fedbilevel.diagnostics.average import KEY
+from fedbilevel.diagnostics.fedbioacc import lyapunov
+from fedbilevel.diagnostics.mefbo import MeFBOResidual, mefbo_residual
+from fedbilevel.diagnostics.quantities import (
     Exact,
-    Measure,
-    MeFBOResidual,
     NotDefined,
-    Snapshot,
     adjoint_gap,
-    client_drift,
     exact,
-    find,
     hypergradient,
     lower_gap,
     lower_solution,
-    lyapunov,
-    measure,
-    mefbo_residual,
     objective,
     stationarity,
     upper_loss,
-    weighting_stationarity,
-    weighting_value,
 )
+from fedbilevel.diagnostics.registry import DIAGNOSTICS, Diagnostic, Measure, find, measure
+from fedbilevel.diagnostics.snapshot import NEEDS, Snapshot, client_drift
+from fedbilevel.diagnostics.weighting import weighting_stationarity, weighting_value
 
 __all__ = [
     "DIAGNOSTICS",

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel.core import Carry, Clients, Key, Objective
-from fedbilevel.core.task import Data
+from fedbilevel.core.data import Data
 from fedbilevel.core.vectors import Vector
 from fedbilevel.engines.program import Program
 from fedbilevel.errors import FedbilevelError

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel.core import Key
-from fedbilevel.core.task import Data
+from fedbilevel.core.data import Data
 from fedbilevel.engines import simulation
 from fedbilevel.engines.program import Program
 from fedbilevel.engines.simulation import Counts, Simulation, State

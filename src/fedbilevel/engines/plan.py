@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.core import Algorithm, Carry, Clients, Each, Key, Replies, Step, Tally, call
-from fedbilevel.core.task import Data, Task
+from fedbilevel.core.data import Data
+from fedbilevel.core.task import Task
 from fedbilevel.core.vectors import Vector, is_vector
 from fedbilevel.engines.exchanges import Position, ProgramClients
 from fedbilevel.engines.participation import Everyone, Participation, check_sample

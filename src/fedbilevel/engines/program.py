@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel.core import Algorithm, Each, Key, Objective, Problem
-from fedbilevel.core.task import Data, Layout
+from fedbilevel.core.data import Data, Layout
 from fedbilevel.core.vectors import Vector, is_vector
 from fedbilevel.engines.participation import Everyone, Independent, Participation
 from fedbilevel.errors import FedbilevelError

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedbilevel.core import Carry, Clients, Each, Key, Replies, Step, call, mean_type
-from fedbilevel.core.task import Data
+from fedbilevel.core.data import Data
 from fedbilevel.core.vectors import Vector, is_vector
 from fedbilevel.engines.exchanges import Position, ProgramClients
 from fedbilevel.engines.participation import Cohort, check_sample

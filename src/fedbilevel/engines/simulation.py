@@ -16,7 +16,8 @@ import numpy as np
 from jax import lax
 
 from fedbilevel.core import Algorithm, Key
-from fedbilevel.core.task import Data, Task
+from fedbilevel.core.data import Data
+from fedbilevel.core.task import Task
 from fedbilevel.core.vectors import Vector, is_vector
 from fedbilevel.engines.exchanges import Position
 from fedbilevel.engines.participation import Everyone, Participation

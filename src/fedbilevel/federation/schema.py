@@ -20,11 +20,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fedbilevel.errors import FedbilevelError, UnknownName, needs
+from fedbilevel.tasks.sites import Examples
 
 MISSING = frozenset(["", "?", "na", "n/a", "nan", "null", "none"])
 PARTS = ("train", "val", "test")
@@ -57,18 +58,6 @@ class Schema:
         for name, column in self.features.items():
             names += [f"{name}: {value}" for value in column.values] if len(column.values) > 2 else [name]
         return names
-
-
-class Examples(NamedTuple):
-    """The rows of a site: inputs (NaN where a number is missing), labels as numbers from 0, and parts if they are
-    given.
-    """
-
-    inputs: np.ndarray
-    labels: np.ndarray
-    parts: np.ndarray | None
-    classes: int
-    site: str = ""
 
 
 def read(table: Mapping[str, Any]) -> Schema:

@@ -138,7 +138,6 @@ def _compute(folder: Path, sites: list[str]) -> None:
     from fedbilevel.engines.program import Program, check_fits
     from fedbilevel.errors import FedbilevelError, NoQuorum
     from fedbilevel.federation.engine import Federation
-    from fedbilevel.federation.own import together
     from fedbilevel.federation.study import Study, facts_of_copy, plan_digest, server_task
     from fedbilevel.runs import configuration
     from fedbilevel.runs.experiment import describe, plain, save_solution
@@ -146,6 +145,7 @@ def _compute(folder: Path, sites: list[str]) -> None:
     from fedbilevel.storage.arrays import decode, encode, named_leaves
     from fedbilevel.storage.checkpoints import Checkpoints
     from fedbilevel.storage.records import CONFIG, Appender, write_atomically
+    from fedbilevel.tasks.sites import together
 
     study = Study.read(folder / STUDY)
     own, here = study.schema is not None, facts_of_copy()

@@ -23,11 +23,12 @@ from fedbilevel.core.task import Task
 from fedbilevel.engines.plan import Plan
 from fedbilevel.errors import FedbilevelError, UnknownName
 from fedbilevel.federation import schema as schemas
-from fedbilevel.federation.own import OWN, Facts
-from fedbilevel.federation.schema import Examples, Schema
+from fedbilevel.federation.schema import Schema
 from fedbilevel.runs import configuration
 from fedbilevel.runs.experiment import Built, Experiment, convert
 from fedbilevel.storage.arrays import named_leaves
+from fedbilevel.tasks import SITE_TASKS
+from fedbilevel.tasks.sites import Examples, Facts
 
 
 def _option(default: Any, help: str) -> Any:
@@ -80,7 +81,7 @@ class Study:
 
     def summarize(self, examples: Examples) -> Facts:
         """What a site tells of its rows before the first round."""
-        function = OWN[self.experiment.task].summarize
+        function = SITE_TASKS[self.experiment.task].facts
         known = inspect.signature(function).parameters
         return function(examples, **{k: v for k, v in self._options().items() if k in known})
 
@@ -97,7 +98,7 @@ class Study:
             raise FedbilevelError(f"its number of rows is {rows!r}.")
 
     def _options(self) -> dict[str, Any]:
-        known = inspect.signature(OWN[self.experiment.task].make).parameters
+        known = inspect.signature(SITE_TASKS[self.experiment.task].task).parameters
         found: dict[str, Any] = {"seed": self.experiment.seed}
         for key, value in self.experiment.settings.items():
             prefix, _, name = key.rpartition(".")
@@ -113,7 +114,7 @@ class Study:
             return self.experiment.build()
         examples = schemas.blank(self.schema) if examples is None else examples
         known = self.summarize(examples) if facts is None else facts
-        return self.experiment.build(partial(OWN[self.experiment.task].make, examples, known))
+        return self.experiment.build(partial(SITE_TASKS[self.experiment.task].task, examples, known))
 
     def quorum(self, clients: int) -> int:
         """The least number of valid answers."""

@@ -19,7 +19,7 @@ from fedbilevel.storage.records import plain_json
 
 def _runs(finished: Finished) -> list[tuple[str, Result]]:
     """The references and the run itself, by what people call them."""
-    titles = {reference.label: reference.title for reference in finished.task.references}
+    titles = {reference.label: reference.title for reference in finished.task.shown.references}
     runs = [(titles[label], result) for label, result in finished.references.items()]
     runs.insert(1 if runs else 0, (type(finished.algorithm).__name__, finished.result))
     return runs
@@ -37,11 +37,11 @@ def table(finished: Finished) -> Table:
     shown = Table(
         title=f"{task.name}, {len(task.clients)} clients, seed {finished.summary['seed']}", title_justify="left"
     )
-    for heading in ("", *task.headline.values(), "rounds", "MB sent", "seconds"):
+    for heading in ("", *task.shown.headline.values(), "rounds", "MB sent", "seconds"):
         shown.add_column(heading, justify="right" if heading else "left")
     for title, result in _runs(finished):
         values = [
-            f"{result.metrics[m]:.4g}" if _says_something(m, result, finished) else "-" for m in task.headline
+            f"{result.metrics[m]:.4g}" if _says_something(m, result, finished) else "-" for m in task.shown.headline
         ]  # fmt: skip
         end = result.metrics
         cells = (title, *values, str(end["round"]), f"{end['megabytes']:.1f}", f"{result.seconds:.1f}")
@@ -65,10 +65,10 @@ def details(finished: Finished) -> Table:
 def pictures(finished: Finished) -> None:
     """Draw ``curves.png`` and, if the task can draw its solution, ``picture.png``, into the run folder."""
     curves(finished)
-    if finished.task.picture is not None:
+    if finished.task.shown.picture is not None:
         figure = Figure(layout="constrained")
         FigureCanvasAgg(figure)
-        finished.task.picture(finished.results, figure)
+        finished.task.shown.picture(finished.results, figure)
         figure.savefig(finished.folder / "picture.png", dpi=130)
 
 
@@ -163,7 +163,7 @@ def comparison_curves(compared: Compared) -> Path:
 def curves(finished: Finished) -> Path:
     """Draw the headline metrics against rounds into ``curves.png`` of the run folder."""
     result, task = finished.result, finished.task
-    metrics = [m for m in task.headline if m in result.metrics] or ["megabytes"]
+    metrics = [m for m in task.shown.headline if m in result.metrics] or ["megabytes"]
     columns = min(3, len(metrics))
     rows = -(-len(metrics) // columns)
     figure = Figure(figsize=(5.2 * columns, 3.9 * rows), layout="constrained")
@@ -185,7 +185,7 @@ def curves(finished: Finished) -> Path:
             margin = 0.15 * (max(settled) - min(settled)) or 0.1
             axes.set_ylim(min(settled) - margin, max(settled) + margin)
         axes.set_xlabel("round")
-        axes.set_title(task.headline.get(metric, metric))
+        axes.set_title(task.shown.headline.get(metric, metric))
         axes.grid(alpha=0.3)
         axes.legend(frameon=False)
     path = finished.folder / "curves.png"

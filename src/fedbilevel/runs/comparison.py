@@ -97,7 +97,7 @@ def fitting(task: Task) -> list[str]:
     def fits(name: str) -> bool:
         kind = ALGORITHMS[name]
         try:
-            check_fits(task.problem, kind(**task.advice(name, _fields(name))), task.layout, Everyone())
+            check_fits(task.problem, kind(**task.suggested.for_algorithm(name, _fields(name))), task.layout, Everyone())
         except FedbilevelError:
             return False
         return kind.bilevel
@@ -217,7 +217,7 @@ def plan(
     if not names or rounds is None:
         options = {k: v for k, v in settings.items() if k.removeprefix("task.") in _options(task)}
         made = Experiment(task, settings=options).build().task
-        names, rounds = names or fitting(made), made.rounds if rounds is None else rounds
+        names, rounds = names or fitting(made), made.suggested.rounds if rounds is None else rounds
     for name in names:
         _ = ALGORITHMS[name]  # refuses unknown ones
     return Comparison(task, names, rounds, parse_seeds(seeds) if seeds else (0,), sample, settings)

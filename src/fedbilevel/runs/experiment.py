@@ -21,7 +21,8 @@ import numpy as np
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.core import Algorithm, schedules
-from fedbilevel.core.task import Details, Reference, Task
+from fedbilevel.core.presentation import Details, Reference
+from fedbilevel.core.task import Task
 from fedbilevel.diagnostics import DIAGNOSTICS
 from fedbilevel.engines.participation import Independent, Participation, Uniform, participation
 from fedbilevel.engines.program import check_fits
@@ -139,14 +140,14 @@ class Experiment:
             if prefix in ("", "task") and name in options:
                 for_task[name] = convert(key, value, options[name], self._at(key))
         task = make(**for_task)
-        name = self.algorithm or task.algorithm
+        name = self.algorithm or task.suggested.algorithm
         kind, hyper = self._check_settings(name, options)
-        chosen = task.advice(name, hyper)
+        chosen = task.suggested.for_algorithm(name, hyper)
         for key, value in self.settings.items():
             prefix, _, known = key.rpartition(".")
             if prefix in ("", "algorithm") and known in hyper:
                 chosen[known] = convert(key, value, hyper[known], self._at(key))
-        rounds, sample = self.rounds or task.rounds, self.sample or task.sample
+        rounds, sample = self.rounds or task.suggested.rounds, self.sample or task.suggested.sample
         every = interval(rounds, self.every)
         whole = dataclasses.replace(self, algorithm=name, rounds=rounds, sample=sample, every=every)
         return Built(whole, task, kind(**chosen), {**options, **for_task})
@@ -369,7 +370,7 @@ def _run_alone(built: Built, folder: Path, progress: Progress | None) -> Finishe
     note(status="running")
     finish = _Members(built, folder, progress)
     references: dict[str, Result] = {}
-    wanted = task.references if experiment.references else ()
+    wanted = task.shown.references if experiment.references else ()
     try:
         for reference in wanted:
             references[reference.label] = finish.reference(reference)
@@ -393,7 +394,8 @@ def _run_alone(built: Built, folder: Path, progress: Progress | None) -> Finishe
     save_solution(result, folder)
     summary = {**{k: v for k, v in result.metrics.items() if k != "round"}, "rounds": result.metrics["round"]}
     for label, reference in references.items():
-        summary |= {f"{name}_{label}": reference.metrics[name] for name in task.headline if name in reference.metrics}
+        shown = [name for name in task.shown.headline if name in reference.metrics]
+        summary |= {f"{name}_{label}": reference.metrics[name] for name in shown}
     summary |= {
         "seconds": time.perf_counter() - began,
         "algorithm": experiment.algorithm,
@@ -402,13 +404,13 @@ def _run_alone(built: Built, folder: Path, progress: Progress | None) -> Finishe
         "folder": str(folder),
     }
     finished = Finished(folder, task, algorithm, result, references, summary)
-    if task.details is not None and experiment.references:
-        details = task.details(finished.results)
+    if task.shown.details is not None and experiment.references:
+        details = task.shown.details(finished.results)
         finished = dataclasses.replace(finished, details=details)
         with (folder / "details.csv").open("w", newline="") as file:
             csv.writer(file).writerows([details.headings, *details.rows])
-    if task.files is not None and experiment.references:
-        task.files(finished.results, folder)
+    if task.shown.files is not None and experiment.references:
+        task.shown.files(finished.results, folder)
     more: dict[str, Any] = {"status": "finished", "summary": plain_json(summary)}
     if finished.details is not None:
         rows = [
@@ -476,7 +478,7 @@ def describe(built: Built, folder: Path) -> dict[str, Any]:
     experiment, task, algorithm, _ = built
     main, title = str(experiment.algorithm), type(algorithm).__name__
     labels: dict[str, str] = {}
-    for reference in task.references if experiment.references else ():
+    for reference in task.shown.references if experiment.references else ():
         for n in range(1, len(reference.others) + 2):  # a grid search is several runs
             more = (f"-{n}", f", {n} of {len(reference.others) + 1}") if reference.others else ("", "")
             labels[reference.label + more[0]] = reference.title + more[1]
@@ -489,8 +491,8 @@ def describe(built: Built, folder: Path) -> dict[str, Any]:
         "seed": experiment.seed,
         "rounds": experiment.rounds,
         "clients": len(task.clients),
-        "headline": dict(task.headline),
-        "compare_by": list(task.compare_by),
+        "headline": dict(task.shown.headline),
+        "compare_by": list(task.shown.compare_by),
         "main": main,
         "labels": labels,
         "environment": {

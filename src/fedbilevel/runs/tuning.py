@@ -188,7 +188,7 @@ def _search(
     experiment, task, algorithm, _ = built
     cohort = participation(experiment.participation(), len(task.clients))
     study = _study(folder, tuning, built, space)
-    rounds = experiment.rounds or task.rounds
+    rounds = experiment.rounds or task.suggested.rounds
     while len(done := _finished(study, algorithm, space, tuning.tied)) < tuning.trials:
         if progress is not None:
             progress(len(done), tuning.trials, _least(done))
@@ -228,7 +228,7 @@ def search_space(
     """
     experiment, task, algorithm, _ = built
     known = {f.name: f for f in dataclasses.fields(algorithm)}
-    suggested = task.advice(str(experiment.algorithm), known)
+    suggested = task.suggested.for_algorithm(str(experiment.algorithm), known)
     set_by_user = {key.rpartition(".")[2] for key in fixed if not key.startswith("task.")}
     space: Space = {}
     ranges, start = ranges or {}, start or {}

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.core import Algorithm
-from fedbilevel.core.task import Task, digest
+from fedbilevel.core.digest import digest
+from fedbilevel.core.task import Task
 from fedbilevel.engines.participation import Participation
 from fedbilevel.errors import FedbilevelError, FedbilevelWarning, NoQuorum
 from fedbilevel.storage.arrays import decode, encode

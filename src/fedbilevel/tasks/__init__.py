@@ -1,9 +1,14 @@
-"""Tasks by name. Each is one file with a function that returns a :class:`fedbilevel.Task`."""
+"""Tasks by name. Each is a file with a function that returns a :class:`fedbilevel.Task`.
+
+Imports core, algorithms, models and data; whatever runs tasks imports it. How results are shown is in files beside:
+strengths for regularization, suspects for data_cleaning.
+"""
 
 from collections.abc import Callable
 
 from fedbilevel.core.task import Task
 from fedbilevel.errors import Names
+from fedbilevel.tasks.cleaning import data_cleaning_facts, data_cleaning_of_site
 from fedbilevel.tasks.client_weighting import client_weighting
 from fedbilevel.tasks.client_weighting_toy import client_weighting_toy
 from fedbilevel.tasks.data_cleaning import data_cleaning
@@ -12,7 +17,8 @@ from fedbilevel.tasks.few_shot import few_shot
 from fedbilevel.tasks.hyper_representation import hyper_representation
 from fedbilevel.tasks.loss_tuning import loss_tuning
 from fedbilevel.tasks.quadratic import Quadratic, quadratic
-from fedbilevel.tasks.regularization import regularization
+from fedbilevel.tasks.regularization import regularization, regularization_facts, regularization_of_site
+from fedbilevel.tasks.sites import SiteTask
 from fedbilevel.tasks.weighted_quadratics import WeightedQuadratics
 
 TASKS: Names[Callable[..., Task]] = Names(
@@ -30,7 +36,17 @@ TASKS: Names[Callable[..., Task]] = Names(
     },
 )
 
+SITE_TASKS: Names[SiteTask] = Names(
+    "task for data of sites",
+    {
+        "data-cleaning": SiteTask(data_cleaning_facts, data_cleaning_of_site),
+        "regularization": SiteTask(regularization_facts, regularization_of_site),
+    },
+)
+"""The tasks of a federation whose sites bring their own rows."""
+
 __all__ = [
+    "SITE_TASKS",
     "TASKS",
     "Quadratic",
     "WeightedQuadratics",

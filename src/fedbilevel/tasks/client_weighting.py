@@ -11,7 +11,6 @@ Federated Learning: A Primal-Dual Approach" (anonymous, under review), section 5
 images of all classes and five with random labels.
 """
 
-from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -21,15 +20,14 @@ import numpy as np
 
 from fedbilevel.algorithms import AFL, FedAvg
 from fedbilevel.core import Lookup, Problem
-from fedbilevel.core.task import Details, Reference, Task
+from fedbilevel.core.presentation import Details, Outcomes, Presentation, Reference, Suggestion
+from fedbilevel.core.task import Task
 from fedbilevel.errors import FedbilevelError, UnknownName
 from fedbilevel.models import Model, cross_entropy, lenet5, mlp, outputs
 from fedbilevel.tasks.images import images as load_images
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from fedbilevel.runs.solve import Result
 
 CLASSES = 10
 LABELS = ((0, 1, 2, 3, 4), (5, 6, 7), (8, 9))
@@ -140,7 +138,7 @@ def client_weighting(
     ideal = "shares of the classes" if partition == "labels" else "good clients only"
     titles = ["noise" if m >= good else _span(LABELS[m]) if partition == "labels" else "all" for m in range(clients)]
 
-    def details(results: Mapping[str, "Result"]) -> Details:
+    def details(results: Outcomes) -> Details:
         found, afl = (np.asarray(results[name].x, float) for name in ("run", "afl"))
         table = [
             [m, "random labels" if m >= good else f"classes {titles[m]}", len(parts[m]), *map(float, weights)]
@@ -148,7 +146,7 @@ def client_weighting(
         ]
         return Details("Weights of the clients", ["client", "has", "samples", "weight", "opt", "AFL"], table)
 
-    def picture(results: Mapping[str, "Result"], figure: "Figure") -> None:
+    def picture(results: Outcomes, figure: "Figure") -> None:
         figure.set_size_inches(11, 4.2)
         bars, curves = figure.subplots(1, 2, width_ratios=[1.1, 1])
         colors = [f"C{m}" if m < good else "0.6" for m in range(clients)]
@@ -196,22 +194,26 @@ def client_weighting(
             "batch_size": batch_size,
             "seed": seed,
         },
-        references=[
-            Reference("val", "val", FedAvg(STEP, 1, validation_only=True), None),
-            Reference("avg", "avg", FedAvg(STEP, 1), np.full(clients, 1 / clients)),
-            Reference("opt", "opt", FedAvg(STEP, 1), best),
-            Reference("afl", "AFL", AFL(STEP_OF_WEIGHTS, STEP), None),
-        ],
-        details=details,
-        picture=picture,
-        headline={"accuracy": "accuracy", "noise_weight": "x of noise", **weights},
-        # RFHO's derivative through one step of the model is shorter by the length of that step.
-        suggested={"rfho": {**STEPS, "lr_upper": 10 * STEP_OF_WEIGHTS}, "*": STEPS},
         server=rows(of_server, labels[of_server]),
-        compare_by=["accuracy", "noise_weight"],
-        algorithm="primal-dual",
-        rounds=400,
-        sample="0.9",
+        shown=Presentation(
+            headline={"accuracy": "accuracy", "noise_weight": "x of noise", **weights},
+            compare_by=["accuracy", "noise_weight"],
+            references=[
+                Reference("val", "val", FedAvg(STEP, 1, validation_only=True), None),
+                Reference("avg", "avg", FedAvg(STEP, 1), np.full(clients, 1 / clients)),
+                Reference("opt", "opt", FedAvg(STEP, 1), best),
+                Reference("afl", "AFL", AFL(STEP_OF_WEIGHTS, STEP), None),
+            ],
+            details=details,
+            picture=picture,
+        ),
+        suggested=Suggestion(
+            algorithm="primal-dual",
+            rounds=400,
+            sample="0.9",
+            # RFHO's derivative through one step of the model is shorter by the length of that step.
+            hyper={"rfho": {**STEPS, "lr_upper": 10 * STEP_OF_WEIGHTS}, "*": STEPS},
+        ),
     )
 
 

@@ -24,6 +24,7 @@ import numpy as np
 from jax import lax
 
 from fedbilevel.core import Problem
+from fedbilevel.core.presentation import Presentation, Suggestion
 from fedbilevel.core.task import Task
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.tasks.weighted_quadratics import project
@@ -179,10 +180,14 @@ def client_weighting_toy(
         choice=lambda x, y: toy.value(toy.lower(np.asarray(x, float))),  # the objective itself, as it is known
         name="client-weighting-toy",
         options={"clients": clients, "rows": rows, "features": features, "noise": noise, "seed": seed},
-        headline={"value": "f_0(w*(x))", "stationarity": "|x - Proj(x - 0.001 grad)|"},
-        suggested={
-            "primal-dual": {"lr_upper": 0.003 if noise else 0.03, **STEPS},
-            "*": {"lr_upper": 0.003 if noise else 0.01, "lr_lower": 0.02, "lr_adjoint": 0.02, "local_steps": 1},
-        },
         server=server,
+        shown=Presentation(
+            headline={"value": "f_0(w*(x))", "stationarity": "|x - Proj(x - 0.001 grad)|"},
+        ),
+        suggested=Suggestion(
+            hyper={
+                "primal-dual": {"lr_upper": 0.003 if noise else 0.03, **STEPS},
+                "*": {"lr_upper": 0.003 if noise else 0.01, "lr_lower": 0.02, "lr_adjoint": 0.02, "local_steps": 1},
+            },
+        ),
     )

@@ -21,56 +21,26 @@ samples of a client: the sum is then at most the mean loss, steps and l2 mean th
 with half of the full weight.
 """
 
-import csv
-from collections.abc import Mapping
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.algorithms import FedAvg
-from fedbilevel.core import Lookup, Problem
-from fedbilevel.core.task import Details, Reference, Task
-from fedbilevel.core.vectors import box
+from fedbilevel.core.presentation import Presentation, Reference, Suggestion
+from fedbilevel.core.task import Task
 from fedbilevel.data import DataSet, corrupt, shards
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.models import Model, cross_entropy, lenet5, mlp, outputs, squared_norm
+from fedbilevel.models import lenet5, mlp, outputs
 from fedbilevel.tasks import scores
+from fedbilevel.tasks.cleaning import Labelled, accuracy, cleaning
 from fedbilevel.tasks.images import available
+from fedbilevel.tasks.suspects import Suspects
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-SHOWN = 20  # clients in the table of details
 # Steps of x, y and the adjoint up to a share of wrong labels, tuned on MNIST (seed 1, 4500 images per client). The less
 # the model knows at the start, the longer the steps of x that pay: with few wrong labels they only take weight from
 # right but rare images.
 STEPS = {0.5: (3.0, 1.0, 0.1), 0.85: (30.0, 0.5, 0.1), 1.0: (100.0, 0.5, 0.1)}
-
-
-@cache  # tasks of equal shape share their compiled code, whatever their seed
-def problem(model: Model, samples: int, clients: int, l2: float, weights: str, private: bool) -> Problem:
-    """The losses of both levels for so many samples per client, at most."""
-
-    def upper(x: Any, y: Any, batch: Any) -> jax.Array:
-        return cross_entropy(model.apply(y, batch["image"]), batch["label"]).mean()
-
-    def lower(x: Any, y: Any, batch: Any) -> jax.Array:
-        losses = cross_entropy(model.apply(y, batch["image"]), batch["label"])
-        own = x[batch["weight"]]
-        # A sum over the N samples of a client is N times their mean.
-        weight = jax.nn.sigmoid(own) if weights == "sigmoid" else batch["samples"] * own
-        return (weight * losses).mean() + l2 / 2 * squared_norm(y)
-
-    def init(key: jax.Array) -> tuple[Any, Any]:
-        half = 0.0 if weights == "sigmoid" else 0.5 / samples
-        return jnp.full(samples if private else samples * clients, half), model.init(key)
-
-    bounds = None if weights == "sigmoid" else box(0.0, 1 / samples)
-    return Problem(upper, lower, init, project_x=bounds, private_x=private)
 
 
 def data_cleaning(
@@ -166,65 +136,28 @@ def data_cleaning(
     truth = np.zeros(own.shape, bool)
     truth[own] = np.concatenate(wrong)
 
-    def client(m: int) -> dict[str, Any]:
-        size = len(train[m])
-        weight = np.arange(size) + (0 if private else m * longest)
-        rows = {"image": Lookup(pixels, train[m]), "label": given[m], "weight": weight.astype(np.int32)}
-        if weights == "raw":
-            rows["samples"] = np.full(size, size, np.float32)
-        return {"train": rows, "val": {"image": Lookup(pixels, val[m]), "label": labels[val[m]]}}
-
     shape = pixels.shape[1:]
     widths = [hidden] * (layers - 1) if hidden else []
     network = lenet5(shape, classes) if model == "cnn" else mlp(int(np.prod(shape)), *widths, classes)
-    tested, of_validation = jnp.asarray(test_images), np.concatenate(val)
+    tested, of_validation = (jnp.asarray(test_images), test_labels), np.concatenate(val)
     validated = jnp.asarray(pixels[of_validation])
 
-    def metrics(x: Any, y: Any) -> dict[str, float]:
-        right = lambda images, labels: float(np.mean(outputs(network.apply, y, images).argmax(1) == labels))
-        seen = {"accuracy": right(tested, test_labels)}
-        seen["validation_accuracy"] = right(validated, labels[of_validation])
+    def also(x: Any, y: Any) -> dict[str, float]:
+        seen = {"validation_accuracy": accuracy(network, y, validated, labels[of_validation])}
         if 0 < truth[own].mean() < 1:
             seen["auc"] = scores.auc(truth[own], -np.asarray(x).reshape(own.shape)[own])
         return seen
 
-    def findings(results: Mapping[str, Any]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """For every client, the weights of its samples as shares of the full weight, and what the model says."""
-        x = np.asarray(results["run"].x, float).reshape(own.shape)
-        share = 1 / (1 + np.exp(-x)) if weights == "sigmoid" else x * longest
-        says = outputs(network.apply, results["run"].y, pixels[np.concatenate(train)]).argmax(1)
-        return [row[mine] for row, mine in zip(share, own, strict=True)], np.split(says, np.cumsum(own.sum(1))[:-1])
+    def shares(x: Any) -> list[np.ndarray]:
+        """For every client, the weights of its samples as shares of the full weight."""
+        blocks = np.asarray(x, float).reshape(own.shape)
+        share = 1 / (1 + np.exp(-blocks)) if weights == "sigmoid" else blocks * longest
+        return [row[mine] for row, mine in zip(share, own, strict=True)]
 
-    def suspects(share: np.ndarray, says: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """The samples whose label the model denies, those of least weight first."""
-        order = np.argsort(share, kind="stable")
-        return order[says[order] != labels[order]]
+    def predict(y: Any, index: np.ndarray) -> np.ndarray:
+        return outputs(network.apply, y, pixels[index]).argmax(1)
 
-    def files(results: Mapping[str, Any], folder: Path) -> None:
-        with (folder / "suspects.csv").open("w", newline="") as file:
-            table = csv.writer(file)
-            table.writerow(["client", "rank", "sample", "weight", "given_label", "model_says", "index", "really_wrong"])
-            for m, (share, says) in enumerate(zip(*findings(results), strict=True)):
-                for rank, n in enumerate(suspects(share, says, given[m]), 1):
-                    row = [f"{share[n]:.4f}", given[m][n], says[n], train[m][n], "yes" if wrong[m][n] else "no"]
-                    table.writerow([m, rank, n, *row])
-
-    def details(results: Mapping[str, Any]) -> Details:
-        rows = []
-        for m, (share, says) in enumerate(zip(*findings(results), strict=True)):
-            found = wrong[m][suspects(share, says, given[m])]
-            auc = scores.auc(wrong[m], -share) if 0 < wrong[m].mean() < 1 else "-"
-            precision = float(found.mean()) if len(found) else "-"
-            rows.append([m, len(share), int(wrong[m].sum()), len(found), int(found.sum()), precision, auc])
-        title = "Suspects: labels that the model denies" + (f" (the first {SHOWN} clients)" if clients > SHOWN else "")
-        headings = ("client", "images", "wrong labels", "suspects", "really wrong", "share", "AUC of the weights")
-        return Details(title, headings, rows[:SHOWN])
-
-    def picture(results: Mapping[str, Any], figure: "Figure") -> None:
-        shares, says = (np.concatenate(parts) for parts in findings(results))
-        told, is_wrong, index = (np.concatenate(parts) for parts in (given, wrong, train))
-        _draw(figure, kind, index, told, says, is_wrong, shares, suspects(shares, says, told))
-
+    suspects = Suspects(kind, train, given, wrong, shares, predict)
     # All samples with the full weight, and those with a right label only: sigmoid(20) is 1 and sigmoid(-20) is 0 to
     # nine digits.
     none, full = (-20.0, 20.0) if weights == "sigmoid" else (0.0, 1 / longest)
@@ -240,43 +173,55 @@ def data_cleaning(
     lr_upper *= 1 if private else clients  # a mean over clients divides by M what one of them says of its samples
     steps = {"lr_upper": lr_upper, "lr_lower": lr_lower * lr / 0.5, "lr_adjoint": lr_adjoint * lr / 0.5}
     local = {f"local_{name}": step for name, step in steps.items()}
-    return Task(
-        problem(network, longest, clients, l2, weights, private),
-        [client(m) for m in range(clients)],
-        batch_size={"train": batch_size, "val": validation_batch or None},
-        metrics=metrics,
-        name="data-cleaning",
-        options={
-            "data": data,
-            "clients": clients,
-            "samples": samples,
-            "corruption": corruption,
-            "reading": reading,
-            "partition": partition,
-            "validation": validation,
-            "validation_classes": validation_classes,
-            "test": test,
-            "weights": weights,
-            "model": model,
-            "layers": layers,
-            "hidden": hidden,
-            "l2": l2,
-            "batch_size": batch_size,
-            "validation_batch": validation_batch,
-            "private": private,
-            "seed": seed,
-        },
+    suggested = Suggestion(
+        algorithm="fedbioacc" if small else "fedbio",
+        rounds=200 if small else 500,
+        hyper={"fedbioacc": steps, "fedbio": steps, "simfbo": {**steps, **local, "local_steps": 5}},
+    )
+    shown = Presentation(
+        headline={"accuracy": "test accuracy", "auc": "AUC of the weights"},
         references=[
             Reference("noisy", "FedAvg on the noisy labels", FedAvg(lr_lower=lr), everything.reshape(blocks)),
             Reference("clean", "FedAvg on the clean labels only", FedAvg(lr_lower=lr), clean.reshape(blocks)),
         ],
-        details=details,
-        picture=picture,
-        files=files,
-        headline={"accuracy": "test accuracy", "auc": "AUC of the weights"},
-        suggested={"fedbioacc": steps, "fedbio": steps, "simfbo": {**steps, **local, "local_steps": 5}},
-        algorithm="fedbioacc" if small else "fedbio",
-        rounds=200 if small else 500,
+        details=suspects.details,
+        picture=suspects.picture,
+        files=suspects.files,
+    )
+    options = {
+        "data": data,
+        "clients": clients,
+        "samples": samples,
+        "corruption": corruption,
+        "reading": reading,
+        "partition": partition,
+        "validation": validation,
+        "validation_classes": validation_classes,
+        "test": test,
+        "weights": weights,
+        "model": model,
+        "layers": layers,
+        "hidden": hidden,
+        "l2": l2,
+        "batch_size": batch_size,
+        "validation_batch": validation_batch,
+        "private": private,
+        "seed": seed,
+    }
+    return cleaning(
+        network,
+        pixels,
+        [(Labelled(t, label), Labelled(v, labels[v])) for t, label, v in zip(train, given, val, strict=True)],
+        tested=tested,
+        samples=longest,
+        l2=l2,
+        batch_size={"train": batch_size, "val": validation_batch or None},
+        suggested=suggested,
+        shown=shown,
+        weights=weights,
+        private=private,
+        also=also,
+        options=options,
     )
 
 
@@ -315,41 +260,3 @@ def _divide(
         own = of_class[m % classes]
         val.append(np.array([own.pop() for _ in range(min(validation, len(own)))], int))
     return parts(rng.permutation(np.concatenate(of_class).astype(int))[: clients * samples]), val
-
-
-def _draw(
-    figure: "Figure",
-    kind: DataSet,
-    index: np.ndarray,
-    given: np.ndarray,
-    says: np.ndarray,
-    wrong: np.ndarray,
-    shares: np.ndarray,
-    suspects: np.ndarray,
-) -> None:
-    """The images that are most suspicious, and how the weights of right and wrong labels are distributed."""
-    columns, rows = 10, 4
-    figure.set_size_inches(13, 5.2)
-    halves: Any = figure.subfigures(1, 2, width_ratios=[2.2, 1])
-    left, right = halves
-    left.suptitle(
-        "The most suspicious images: given label → what the model says (red: the label is wrong, blue: right)"
-    )
-    grid = left.subplots(rows, columns, squeeze=False)
-    short = max(map(len, kind.classes)) <= 2
-    for axes in grid.flat:
-        axes.axis("off")
-    for axes, n in zip(grid.flat, suspects, strict=False):
-        axes.imshow(kind.train.inputs[index[n]], cmap="gray")
-        text = f"{kind.classes[given[n]]}{' → ' if short else chr(10) + '→ '}{kind.classes[says[n]]}"
-        axes.set_title(text, fontsize=10 if short else 8, color="tab:red" if wrong[n] else "tab:blue", pad=3)
-    axes = right.subplots()
-    bins = np.linspace(0, 1, 41)
-    for chosen, color, label in ((wrong, "tab:red", "wrong labels"), (~wrong, "tab:blue", "right labels")):
-        if chosen.any():
-            axes.hist(shares[chosen], bins, color=color, alpha=0.55, label=f"{label} ({chosen.sum()})")
-    axes.set_xlabel("weight of a training sample")
-    axes.set_ylabel("samples")
-    axes.set_title("Weights of all clients' samples")
-    axes.margins(y=0.2)  # room for the legend
-    axes.legend(frameon=False, loc="upper center")

@@ -32,7 +32,6 @@ without a formulation: this one is ours. Equal
 opportunity is from Hardt, Price, Srebro: "Equality of Opportunity in Supervised Learning", NeurIPS 2016.
 """
 
-from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +41,8 @@ import numpy as np
 
 from fedbilevel.algorithms import FedAvg
 from fedbilevel.core import Problem
-from fedbilevel.core.task import Details, Reference, Task
+from fedbilevel.core.presentation import Details, Outcomes, Presentation, Reference, Suggestion
+from fedbilevel.core.task import Task
 from fedbilevel.data import adult, dirichlet, iid, split
 from fedbilevel.errors import FedbilevelError, UnknownName
 from fedbilevel.models import Model, mlp, outputs, squared_norm
@@ -153,13 +153,13 @@ def fairness(
     def group_weights(x: Any) -> np.ndarray:
         return np.asarray(4 * jax.nn.softmax(jnp.asarray(x["groups"])))
 
-    def details(results: Mapping[str, Any]) -> Details:
+    def details(results: Outcomes) -> Details:
         count = lambda rows: np.bincount(groups[np.concatenate(rows)], minlength=4)
         columns = count(train), count(val), np.bincount(test_groups, minlength=4), group_weights(results["run"].x)
         table = [[name, *(cell.item() for cell in row)] for name, *row in zip(GROUPS, *columns, strict=True)]
         return Details("weights of the groups", ["", "train", "val", "test", "weight"], table)
 
-    def picture(results: Mapping[str, Any], figure: "Figure") -> None:
+    def picture(results: Outcomes, figure: "Figure") -> None:
         figure.set_size_inches(10.5, 4.2)
         left, right = figure.subplots(1, 2)
         run, reference = results["run"], results["unweighted"].metrics
@@ -203,30 +203,34 @@ def fairness(
             "batch_size": batch_size,
             "seed": seed,
         },
-        references=[
-            Reference(
-                "unweighted",
-                "unweighted",
-                FedAvg(lr_lower=STEPS["lr_lower"], local_steps=1),
-                {"groups": np.zeros(4), "gap": 0.0},
-            )
-        ],
-        details=details,
-        picture=picture,
-        headline={"accuracy": "accuracy", "gap": "TPR gap", "tpr_women": "women", "tpr_men": "men"},
-        compare_by=["accuracy", "gap"],
-        suggested={
-            "simfbo": {
-                **STEPS,
-                "lr_upper": 0.05,
-                "local_lr_upper": 1.0,
-                "local_lr_lower": 1.0,
-                "local_lr_adjoint": 1.0,
-                "local_steps": 1,
+        shown=Presentation(
+            headline={"accuracy": "accuracy", "gap": "TPR gap", "tpr_women": "women", "tpr_men": "men"},
+            compare_by=["accuracy", "gap"],
+            references=[
+                Reference(
+                    "unweighted",
+                    "unweighted",
+                    FedAvg(lr_lower=STEPS["lr_lower"], local_steps=1),
+                    {"groups": np.zeros(4), "gap": 0.0},
+                )
+            ],
+            details=details,
+            picture=picture,
+        ),
+        suggested=Suggestion(
+            algorithm="fedbio",
+            rounds=1000,
+            hyper={
+                "simfbo": {
+                    **STEPS,
+                    "lr_upper": 0.05,
+                    "local_lr_upper": 1.0,
+                    "local_lr_lower": 1.0,
+                    "local_lr_adjoint": 1.0,
+                    "local_steps": 1,
+                },
+                "fedbioacc": {"lr_upper": 0.03, "lr_lower": 0.5, "lr_adjoint": 0.3, "local_steps": 5},
+                "*": {**STEPS, "lr_upper": 0.03, "local_steps": 1},
             },
-            "fedbioacc": {"lr_upper": 0.03, "lr_lower": 0.5, "lr_adjoint": 0.3, "local_steps": 5},
-            "*": {**STEPS, "lr_upper": 0.03, "local_steps": 1},
-        },
-        algorithm="fedbio",
-        rounds=1000,
+        ),
     )

@@ -17,7 +17,7 @@ enters the term of its own task only, so that the terms may be scaled without ch
 tasks.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,17 +26,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.core import Lookup, Problem, Tree
-from fedbilevel.core.task import Details, Task
-from fedbilevel.data import load
+from fedbilevel.core.presentation import Details, Outcomes, Presentation, Suggestion
+from fedbilevel.core.task import Task
 from fedbilevel.errors import FedbilevelError, UnknownName
 from fedbilevel.models import Model, conv4, cross_entropy, squared_norm
+from fedbilevel.tasks.episodes import Episodes, draw_episodes, load_pool, nearest_in_pixels, turned
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SIZES = {"omniglot": 28, "mini-imagenet": 84}
 CLIENTS = {"omniglot": 11, "mini-imagenet": 4}
-TRAINING, VALIDATION = 33, 5  # of the 50 alphabets of Omniglot; the other 12 are for the test
 ASKED = 5  # drawings per class that the metrics ask for: who is in a task matters more than how often it is asked
 # For features of a length of about 1, where the Hessian of a head is of order 1 (see `embed`). With five steps and
 # products instead of ten, plain steps on seed 1 learned less (0.74 against 0.85 after 200).
@@ -44,80 +44,6 @@ LOWER = {"lr_lower": 1.0, "lr_adjoint": 1.0, "lower_steps": 10, "neumann_steps":
 # The paper's rate and forgetting: delta = 2, u = 10000, c = 100. The rate is 0.093 at first.
 MOMENTUM = {"rate": "cube_root(2, 10000)", "c_upper": 100.0, "c_lower": 100.0}
 ROOM = 5  # times the tasks of a step: heads that start again have room for a first batch so much larger
-
-
-class Pool(NamedTuple):
-    """Where tasks come from: the images, and the classes of every group (an alphabet; else the class itself)."""
-
-    images: np.ndarray
-    drawings: Mapping[int, np.ndarray]  # the images of every class
-    groups: Sequence[np.ndarray]  # the classes of every group
-    names: Sequence[str]  # of the groups
-    parts: Mapping[str, np.ndarray]  # the groups for train, validation and test
-
-
-class Episodes(NamedTuple):
-    """Tasks: where their images are, class by class, and how often those of each class are turned by 90 degrees."""
-
-    support: np.ndarray
-    query: np.ndarray
-    turn: np.ndarray
-    group: np.ndarray
-
-
-def _pool(data: str, size: int, rng: np.random.Generator) -> Pool:
-    """Omniglot divides its alphabets at random, mini-ImageNet comes with a division of its classes."""
-    loaded = load(data, size=size)
-    splits = [part for part in (loaded.train, loaded.validation, loaded.test) if part is not None]
-    images = np.concatenate([part.inputs for part in splits])
-    labels = np.concatenate([part.labels for part in splits])
-    drawings = {int(label): np.flatnonzero(labels == label) for label in np.unique(labels)}
-    if data == "omniglot":
-        alphabet = np.concatenate([part.groups["alphabet"] for part in splits])
-        names = loaded.groups["alphabet"]
-        groups = [np.unique(labels[alphabet == number]) for number in range(len(names))]
-        train, validation, test = np.split(rng.permutation(len(names)), [TRAINING, TRAINING + VALIDATION])
-        images = (255 - images)[..., None]  # ink is bright
-    else:
-        names, groups = loaded.classes, [np.array([label]) for label in drawings]
-        train, validation, test = (np.unique(part.labels) for part in splits)
-        train = rng.permutation(train)
-    return Pool(images, drawings, groups, names, {"train": train, "validation": validation, "test": test})
-
-
-def _episodes(
-    pool: Pool, number: int, groups: np.ndarray, sizes: tuple[int, int, int], turned: bool, apart: bool, rng: Any
-) -> Episodes:
-    """Draw tasks from some groups: from all of them together, or each from one."""
-    ways, shots, queries = sizes
-    sources = [np.array([g]) for g in groups] if apart else [groups]
-    sources = [
-        [(g, label) for g in source for label in pool.groups[g] if len(pool.drawings[label]) >= shots + queries]
-        for source in sources
-    ]
-    sources = [source for source in sources if len(source) >= ways]
-    if not sources:
-        where = "a single alphabet" if apart else "the alphabets or classes of a client, or of those held out,"
-        raise FedbilevelError(
-            f"few-shot: {where} must have {ways} classes with {shots} + {queries} images each: lower ways, shots or "
-            "queries."
-        )
-    drawn = []
-    for _ in range(number):
-        source = sources[rng.integers(len(sources))]
-        chosen = [source[n] for n in rng.choice(len(source), ways, replace=False)]
-        picked = [rng.choice(pool.drawings[label], shots + queries, replace=False) for _, label in chosen]
-        images = np.stack(picked).astype(np.int32)
-        turn = rng.integers(4 if turned else 1, size=ways)
-        drawn.append((images[:, :shots].ravel(), images[:, shots:].ravel(), turn, [g for g, _ in chosen]))
-    return Episodes(*(np.array(part, np.int32) for part in zip(*drawn, strict=True)))
-
-
-def _turned(images: Any, turn: Any) -> jax.Array:
-    """Images (tasks, classes * each, height, width, channels), those of every class turned as told."""
-    turn = jnp.repeat(turn, images.shape[1] // turn.shape[1], axis=1)[..., None, None, None]
-    choices = [jnp.rot90(images, times, axes=(2, 3)) for times in range(4)]
-    return jnp.select([turn == times for times in range(4)], choices)
 
 
 class Losses(NamedTuple):
@@ -147,7 +73,7 @@ def _losses(model: Model, ways: int, features: int, heads: int, restart: bool, l
             )
         own = jax.tree.map(lambda a: a[jnp.arange(tasks) if restart else batch["head"]], y)
         # Task by task, so that batch normalization, if any, is that of the task.
-        seen = jax.vmap(embed, (None, 0))(x, _turned(batch["image"], batch["turn"]))
+        seen = jax.vmap(embed, (None, 0))(x, turned(batch["image"], batch["turn"]))
         return jax.vmap(cost)(own, seen), own
 
     def upper(x: Any, y: Any, batch: Any) -> jax.Array:
@@ -176,13 +102,6 @@ def _losses(model: Model, ways: int, features: int, heads: int, restart: bool, l
     # A head is about one task: all batches of a step must be the same tasks, and no others where heads start again.
     needs = (("shared_batch", True), ("restart", restart))
     return Losses(Problem(upper, lower, init, lower_level="local", needs=needs), jax.jit(learn))
-
-
-def _nearest(support: Any, query: Any) -> np.ndarray:
-    """For every query of a task the number of the support image that is nearest in pixels."""
-    flat = lambda images: np.asarray(images, np.float32).reshape(*images.shape[:2], -1)
-    tasks = zip(flat(support), flat(query), strict=True)
-    return np.array([np.square(q[:, None] - s[None]).sum(2).argmin(1) for s, q in tasks])
 
 
 def _draw(figure: "Figure", filters: np.ndarray, support: np.ndarray, query: np.ndarray, said: np.ndarray) -> None:
@@ -272,24 +191,24 @@ def few_shot(
     if min(clients, size, seed) < 0 or not 0 <= l2 < np.inf:
         raise FedbilevelError("few-shot: clients, size, l2 and seed must not be negative.")
     rng = np.random.default_rng(seed)
-    pool = _pool(data, size or SIZES[data], rng)
+    pool = load_pool(data, size or SIZES[data], rng)
     number = clients or CLIENTS[data]
     if number > len(pool.parts["train"]):
         raise FedbilevelError(
             f"few-shot: {number} clients cannot share {len(pool.parts['train'])} alphabets or classes."
         )
-    turned, apart = rotations and data == "omniglot", one_alphabet and data == "omniglot"
+    rotated, apart = rotations and data == "omniglot", one_alphabet and data == "omniglot"
     shares = np.array_split(pool.parts["train"], number)
-    made = [_episodes(pool, tasks, share, (ways, shots, queries), turned, apart, rng) for share in shares]
+    made = [draw_episodes(pool, tasks, share, (ways, shots, queries), rotated, apart, rng) for share in shares]
 
     def client(own: Episodes) -> dict[str, Any]:
-        known = {"turn": own.turn, "head": np.arange(tasks, dtype=np.int32)}
+        both = {"turn": own.turn, "head": np.arange(tasks, dtype=np.int32)}
         rows = {"train": own.support, "val": own.query}
-        return {split: {"image": Lookup(pool.images, index), **known} for split, index in rows.items()}
+        return {split: {"image": Lookup(pool.images, index), **both} for split, index in rows.items()}
 
     def examination(part: str, number: int) -> tuple[Episodes, jax.Array, jax.Array]:
-        own = _episodes(pool, number, pool.parts[part], (ways, shots, min(queries, ASKED)), turned, apart, rng)
-        return own, _turned(pool.images[own.support], own.turn), _turned(pool.images[own.query], own.turn)
+        own = draw_episodes(pool, number, pool.parts[part], (ways, shots, min(queries, ASKED)), rotated, apart, rng)
+        return own, turned(pool.images[own.support], own.turn), turned(pool.images[own.query], own.turn)
 
     model = conv4(pool.images.shape[1:], None, filters, norm)
     first = jnp.asarray(pool.images[:1])
@@ -308,11 +227,14 @@ def few_shot(
         """The loss on the validation alphabets, which nobody trains on."""
         return float(jnp.mean(learn(x, *validation[1:])[1]))
 
-    def details(results: Mapping[str, Any]) -> Details:
+    def details(results: Outcomes) -> Details:
         trained, untrained = results["run"].x, model.init(jax.random.key(seed))
         rows: list[list[Any]] = []
         for part, (own, support, query) in {"validation": validation, "test": test}.items():
-            says = [_nearest(support, query) // shots, *(learn(x, support, query)[0] for x in (untrained, trained))]
+            says = [
+                nearest_in_pixels(support, query) // shots,
+                *(learn(x, support, query)[0] for x in (untrained, trained)),
+            ]
             right = [np.asarray(said) == truth for said in says]
             group = own.group[:, truth]
             share = lambda where, right=right: [float(each[where].mean()) for each in right]
@@ -323,7 +245,7 @@ def few_shot(
         headings = ["alphabet" if data == "omniglot" else "class", "part", "classes", "pixels", "untrained", "learned"]
         return Details("Accuracy on what nobody trained on", headings, rows)
 
-    def picture(results: Mapping[str, Any], figure: "Figure") -> None:
+    def picture(results: Outcomes, figure: "Figure") -> None:
         x = results["run"].x
         said = np.asarray(learn(x, *test[1:])[0])[0].reshape(ways, -1)  # of the first task
         support, query = (np.asarray(part[0]).reshape(ways, -1, *part.shape[2:])[:10] for part in test[1:])
@@ -354,16 +276,20 @@ def few_shot(
             "adapt_steps": adapt_steps,
             "seed": seed,
         },
-        details=details,
-        picture=picture,
-        headline={"accuracy": "accuracy on new alphabets", "loss": "their loss"},
-        algorithm="fedbio-local",
-        suggested={
-            "fedbio-local": {**steps, "lr_upper": 0.3},
-            "distbio": {**steps, "lr_upper": 0.3},
-            "fedbioacc-local": followed,
-            "distbioacc": followed,
-        },
-        rounds=30,
-        sample="4",
+        shown=Presentation(
+            headline={"accuracy": "accuracy on new alphabets", "loss": "their loss"},
+            details=details,
+            picture=picture,
+        ),
+        suggested=Suggestion(
+            algorithm="fedbio-local",
+            rounds=30,
+            sample="4",
+            hyper={
+                "fedbio-local": {**steps, "lr_upper": 0.3},
+                "distbio": {**steps, "lr_upper": 0.3},
+                "fedbioacc-local": followed,
+                "distbioacc": followed,
+            },
+        ),
     )

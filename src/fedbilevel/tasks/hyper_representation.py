@@ -11,7 +11,7 @@ Method for Nonconvex Federated Bilevel Optimization", section 4.1 and appendix B
 Thrampoulidis, Oymak: "FedNest: Federated Bilevel, Minimax, and Compositional Optimization", ICML 2022.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -22,8 +22,9 @@ import numpy as np
 
 from fedbilevel.algorithms import FedAvg
 from fedbilevel.core import Client, Clients, Key, Problem, parameter
+from fedbilevel.core.presentation import Details, Outcomes, Presentation, Reference, Suggestion
 from fedbilevel.core.schedules import constant
-from fedbilevel.core.task import Details, Reference, Task
+from fedbilevel.core.task import Task
 from fedbilevel.core.vectors import Vector, add, sub
 from fedbilevel.errors import FedbilevelError, UnknownName
 from fedbilevel.mathematics.hypergradient import Pair
@@ -151,7 +152,7 @@ def hyper_representation(
             "loss": float(np.mean(cross_entropy(jnp.asarray(logits), jnp.asarray(labels)))),
         }
 
-    def details(results: Mapping[str, Any]) -> Details:
+    def details(results: Outcomes) -> Details:
         columns = [accuracies(results[run].x, results[run].y) for run in ("random", "joint", "run")]
         sizes = np.bincount(labels, minlength=len(found.classes))
         return Details(
@@ -160,7 +161,7 @@ def hyper_representation(
             [[found.classes[k], int(sizes[k]), *(float(c[k]) for c in columns)] for k in range(len(sizes))],
         )
 
-    def picture(results: Mapping[str, Any], figure: Any) -> None:
+    def picture(results: Outcomes, figure: Any) -> None:
         before, after = results["random"].x, results["run"].x
         figure.set_size_inches(10, 7.6)
         # The filters that matter most to the head after training; before training, the same units.
@@ -212,20 +213,24 @@ def hyper_representation(
             "batch_size": batch_size,
             "seed": seed,
         },
-        references=[
-            Reference("random", "random features", FedAvg(lr_lower=0.1, local_steps=1), None),
-            Reference("joint", "joint training", Jointly(together, 1, validation=validation), None),
-        ],
-        details=details,
-        picture=picture,
-        headline={"accuracy": "accuracy", "worst": "worst class", "loss": "loss"},
-        suggested={
-            "mefbo": {**MEFBO, "lr_upper": constant(step), "local_lr_upper": constant(step)},
-            "simfbo": {"lr_upper": step, "local_lr_upper": step, "shared_batch": True},
-            "lfednest": FEDNEST,
-            "fednest": FEDNEST,
-        },
-        algorithm="mefbo",
-        rounds=600,
-        sample="10" if clients > 10 else "everyone",
+        shown=Presentation(
+            headline={"accuracy": "accuracy", "worst": "worst class", "loss": "loss"},
+            references=[
+                Reference("random", "random features", FedAvg(lr_lower=0.1, local_steps=1), None),
+                Reference("joint", "joint training", Jointly(together, 1, validation=validation), None),
+            ],
+            details=details,
+            picture=picture,
+        ),
+        suggested=Suggestion(
+            algorithm="mefbo",
+            rounds=600,
+            sample="10" if clients > 10 else "everyone",
+            hyper={
+                "mefbo": {**MEFBO, "lr_upper": constant(step), "local_lr_upper": constant(step)},
+                "simfbo": {"lr_upper": step, "local_lr_upper": step, "shared_batch": True},
+                "lfednest": FEDNEST,
+                "fednest": FEDNEST,
+            },
+        ),
     )

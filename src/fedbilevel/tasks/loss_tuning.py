@@ -15,7 +15,6 @@ after Tarzanagh, Li, Thrampoulidis, Oymak: "FedNest: Federated Bilevel, Minimax,
 under Overparameterization", NeurIPS 2021.
 """
 
-from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -25,8 +24,9 @@ import numpy as np
 
 from fedbilevel.algorithms import FedAvg
 from fedbilevel.core import Problem
+from fedbilevel.core.presentation import Details, Outcomes, Presentation, Reference, Suggestion
 from fedbilevel.core.schedules import constant, power
-from fedbilevel.core.task import Details, Reference, Task
+from fedbilevel.core.task import Task
 from fedbilevel.data import long_tail
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.models import Model, cross_entropy, mlp, outputs, squared_norm
@@ -121,7 +121,7 @@ def loss_tuning(
         losses = per_class(np.asarray(cross_entropy(jnp.asarray(logits), jnp.asarray(labels))), labels, found.classes)
         return {"accuracy": float(each.mean()), "worst": float(each.min()), "loss": float(losses.mean())}
 
-    def details(results: Mapping[str, Any]) -> Details:
+    def details(results: Outcomes) -> Details:
         x = results["run"].x
         tuned = [np.asarray(x[part], float) for part in ("omega", "delta", "tau")]
         seen = [accuracies(results[run].y) for run in ("plain", "run")]
@@ -134,7 +134,7 @@ def loss_tuning(
             ],
         )
 
-    def picture(results: Mapping[str, Any], figure: Any) -> None:
+    def picture(results: Outcomes, figure: Any) -> None:
         figure.set_size_inches(10, 6)
         grid = figure.add_gridspec(4, 2, width_ratios=(1, 1.3))
         x, place = results["run"].x, np.arange(number)
@@ -188,18 +188,22 @@ def loss_tuning(
             "batch_size": batch_size,
             "seed": seed,
         },
-        references=[
-            Reference("plain", "cross-entropy", fedavg, started),
-            Reference("weights", "class weights", fedavg, {**started, "omega": 1 / (number * share)}),
-            Reference("prior", "logit adjustment", fedavg, {**started, "tau": np.log(share)}),
-        ],
-        details=details,
-        picture=picture,
-        headline={"accuracy": "accuracy", "worst": "worst", "loss": "loss"},
-        suggested={"simfbo": simfbo, "shrofbo": simfbo, "mefbo": MEFBO},
-        algorithm="simfbo",
-        rounds=600,
-        sample="10" if clients > 10 else "everyone",
+        shown=Presentation(
+            headline={"accuracy": "accuracy", "worst": "worst", "loss": "loss"},
+            references=[
+                Reference("plain", "cross-entropy", fedavg, started),
+                Reference("weights", "class weights", fedavg, {**started, "omega": 1 / (number * share)}),
+                Reference("prior", "logit adjustment", fedavg, {**started, "tau": np.log(share)}),
+            ],
+            details=details,
+            picture=picture,
+        ),
+        suggested=Suggestion(
+            algorithm="simfbo",
+            rounds=600,
+            sample="10" if clients > 10 else "everyone",
+            hyper={"simfbo": simfbo, "shrofbo": simfbo, "mefbo": MEFBO},
+        ),
     )
 
 

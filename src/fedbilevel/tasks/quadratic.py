@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.core import Problem
+from fedbilevel.core.presentation import Presentation, Suggestion
 from fedbilevel.core.task import Task
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.tasks.weighted_quadratics import WeightedQuadratics
@@ -158,14 +159,24 @@ class Quadratic:
                 }
 
         return Task(
-            _problem(self.B.shape[-1], self.B.shape[-2], self.lower_level), clients, self.weights, batch_size,
-            metrics, name="quadratic", options=options, headline={"error": "|x - x*|", "hypergradient": "|grad h|",
-            "lower_gap": "|y - y*(x)|"}, compare_by=["hypergradient"],
-            suggested={
-                "*": {"lr_upper": 0.1, "lr_lower": 0.2, "lr_adjoint": 0.2, "local_steps": 1},
-                "mefbo": {"lr_upper": 0.1},  # its y and theta are coupled by the proximal term
-            },
-        )  # fmt: skip
+            _problem(self.B.shape[-1], self.B.shape[-2], self.lower_level),
+            clients,
+            self.weights,
+            batch_size,
+            metrics=metrics,
+            name="quadratic",
+            options=options,
+            shown=Presentation(
+                headline={"error": "|x - x*|", "hypergradient": "|grad h|", "lower_gap": "|y - y*(x)|"},
+                compare_by=["hypergradient"],
+            ),
+            suggested=Suggestion(
+                hyper={
+                    "*": {"lr_upper": 0.1, "lr_lower": 0.2, "lr_adjoint": 0.2, "local_steps": 1},
+                    "mefbo": {"lr_upper": 0.1},  # its y and theta are coupled by the proximal term
+                }
+            ),
+        )
 
 
 def quadratic(

@@ -23,11 +23,9 @@ of squares of the known values of its training rows. They give everybody the sam
 becomes the mean.
 """
 
-import csv
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,21 +33,20 @@ import numpy as np
 
 from fedbilevel.algorithms import FedAvg
 from fedbilevel.core import Problem
-from fedbilevel.core.task import Details, Reference, Task
+from fedbilevel.core.presentation import Presentation, Reference, Suggestion
+from fedbilevel.core.task import Task
 from fedbilevel.core.vectors import box
 from fedbilevel.data import breast_cancer, heart_disease, iid, natural, split
 from fedbilevel.errors import FedbilevelError, UnknownName
 from fedbilevel.tasks import scores
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fedbilevel.tasks.sites import Examples, Facts, check_shares, divided
+from fedbilevel.tasks.strengths import Strengths
 
 GRID = tuple(float(f"{10.0**n:.2g}") for n in np.linspace(-3, 0, 9))
 """The shared strengths of the grid search, in equal ratios from 0.001 to 1."""
 
-
+# Below 2 / (curvature of the lower level), which is about 0.3 + 2 * strongest.
 STEPS = {"lr_lower": 0.6, "lr_adjoint": 0.6}
-WAYS = {"untuned": "no tuning", "grid": "grid search", "run": "per feature"}
 
 
 def _loss(y: Any, batch: Any) -> jax.Array:
@@ -59,7 +56,7 @@ def _loss(y: Any, batch: Any) -> jax.Array:
 
 @cache  # tasks of equal shape share their compiled code, whatever their seed
 def problem(features: int, start: float, weakest: float, strongest: float) -> Problem:
-    """The losses of both levels for so many features; strengths start at ``start``."""
+    """The losses of both levels for this number of features; strengths start at ``start``."""
 
     def upper(x: Any, y: Any, batch: Any) -> jax.Array:
         return _loss(y, batch)
@@ -124,6 +121,53 @@ def judged(y: Any, features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray
     return logits, np.logaddexp(0, logits) - labels * logits
 
 
+def _task(
+    features: np.ndarray,
+    labels: np.ndarray,
+    rows: Sequence[Sequence[np.ndarray]],
+    strengths: tuple[float, float, float],
+    suggested: Suggestion,
+    shown: Presentation,
+    columns: Sequence[str] = (),
+    options: Mapping[str, Any] | None = None,
+) -> Task:
+    """The task of clients with rows of a standardised table, whether of a data set or of one site.
+
+    Args:
+        features: the table.
+        labels: 0 or 1 for each of its rows.
+        rows: for training, validation and test, the numbers of every client's rows.
+        strengths: at the start, least and greatest.
+        suggested: what to run.
+        shown: how the results are shown.
+        columns: names of the metrics with every client's AUC; none for a site, which is measured on its test rows only.
+        options: how the task was made.
+    """
+    seen = slice(None) if columns else rows[2][0]
+    loss, of_loss = ("validation_loss", rows[1]) if columns else ("test_loss", rows[2])
+
+    def metrics(x: Any, y: Any) -> dict[str, float]:
+        logits, losses = np.zeros((2, len(labels)))
+        logits[seen], losses[seen] = judged(y, features[seen], labels[seen])
+        auc = [
+            scores.auc(labels[part], logits[part]) if 0 < labels[part].mean() < 1 else float("nan") for part in rows[2]
+        ]
+        mean_loss = float(np.mean([losses[part].mean() for part in of_loss]))
+        return {"auc": float(np.mean(auc)), **dict(zip(columns, auc, strict=bool(columns))), loss: mean_loss}
+
+    take = lambda part: {"features": features[part], "label": labels[part].astype(np.float32)}
+    return Task(
+        problem(features.shape[1], *strengths),
+        [{"train": take(train), "val": take(val)} for train, val in zip(rows[0], rows[1], strict=True)],
+        batch_size=None,
+        metrics=metrics,
+        name="regularization",
+        options=options or {},
+        shown=shown,
+        suggested=suggested,
+    )
+
+
 def regularization(
     data: str = "heart-disease",
     clients: int = 4,
@@ -154,8 +198,7 @@ def regularization(
         raise FedbilevelError(f"regularization: heart-disease has 4 hospitals, not {clients} clients.")
     if noise_features < 0 or seed < 0:
         raise FedbilevelError("regularization: noise_features and seed must not be negative.")
-    if not (train > 0 and validation > 0 and train + validation < 1):
-        raise FedbilevelError("regularization: train and validation are shares above 0 that leave a rest for the test.")
+    check_shares(train, validation, "regularization: ")
     if not 0 < weakest <= min(untuned, start) <= max(untuned, start) <= strongest < np.inf:
         raise FedbilevelError("regularization: untuned and start lie between weakest and strongest, all above 0.")
     rng = np.random.default_rng(seed)
@@ -166,110 +209,91 @@ def regularization(
     of_label = [part[labels[part] == label] for part in parts for label in (0, 1)]
     pieces = split(of_label, (train, validation, 1 - train - validation), rng)
     rows = [[np.concatenate(piece[2 * m : 2 * m + 2]) for m in range(clients)] for piece in pieces]
+    trained_on = table[np.concatenate(rows[0])]
+    features = standardised(table, np.nanmean(trained_on, 0), np.nanstd(trained_on, 0))
 
-    known = table[np.concatenate(rows[0])]
-    mean, deviation = np.nanmean(known, 0), np.nanstd(known, 0)
-    features = standardised(table, mean, deviation)
-    take = lambda part: {"features": features[part], "label": labels[part].astype(np.float32)}
-
-    of_client = [f"auc_{name.lower().replace(' ', '_')}" for name in called]
-
-    def metrics(x: Any, y: Any) -> dict[str, float]:
-        logits, losses = judged(y, features, labels)
-        auc = [scores.auc(labels[part], logits[part]) for part in rows[2]]
-        validation_loss = float(np.mean([losses[part].mean() for part in rows[1]]))
-        return {
-            "auc": float(np.mean(auc)),
-            **dict(zip(of_client, auc, strict=True)),
-            "validation_loss": validation_loss,
-        }
-
-    def details(results: Mapping[str, Any]) -> Details:
-        last = [results[label].metrics for label in WAYS]
-        sizes = np.array([[len(piece[m]) for piece in rows] for m in range(clients)])
-        table = [
-            [name, *map(int, sizes[m]), f"{labels[parts[m]].mean():.0%}", *(way[of_client[m]] for way in last)]
-            for m, name in enumerate(called)
-        ]
-        table.append(["all, mean", *map(int, sizes.sum(0)), f"{labels.mean():.0%}", *(way["auc"] for way in last)])
-        return Details("AUC on the test rows", ["client", "train", "val", "test", "positive", *WAYS.values()], table)
-
-    def picture(results: Mapping[str, Any], figure: "Figure") -> None:
-        figure.set_size_inches(11, max(4.5, 1.5 + 0.19 * len(names)))
-        left, right = figure.subplots(1, 2)
-        strengths = np.exp(np.asarray(results["run"].x, float))
-        order = np.argsort(strengths, kind="stable")
-        left.barh(range(len(names)), strengths[order] - weakest / 2, left=weakest / 2, color="C1", height=0.7)
-        left.axvline(float(np.exp(results["grid"].x[0])), color="C0", linestyle="--", label="best shared strength")
-        left.set_xscale("log")
-        left.set_xlim(weakest / 2, 1.5 * strongest)
-        left.set_yticks(range(len(names)), [names[j] for j in order], fontsize=8)
-        left.margins(y=0.01)
-        left.set_xlabel("learned strength of regularisation")
-        left.legend(loc="lower right", fontsize=8)
-        for n, (label, way) in enumerate(WAYS.items()):
-            values = [results[label].metrics[name] for name in (*of_client, "auc")]
-            right.bar(np.arange(clients + 1) + 0.27 * (n - 1), values, 0.25, label=way, color=f"C{(2, 0, 1)[n]}")
-        right.set_xticks(range(clients + 1), [*called, "mean"], rotation=20)
-        right.set_ylim(0.5, 1.08)
-        right.set_yticks(np.arange(0.5, 1.01, 0.1))
-        right.set_ylabel("AUC on the test rows (0.5 is guessing)")
-        right.grid(axis="y", alpha=0.3)
-        right.legend(loc="upper center", ncols=3, fontsize=8)
-
-    def files(results: Mapping[str, Any], folder: Path) -> None:
-        x, y = results["run"].x, results["run"].y
-        with (folder / "features.csv").open("w", newline="") as file:
-            table = csv.writer(file)
-            table.writerow(["feature", "strength", "weight"])
-            for name, strength, weight in zip(names, np.exp(np.asarray(x, float)), y["weights"], strict=True):
-                table.writerow([name, f"{strength:.5f}", f"{float(weight):.5f}"])
-
+    forgetting = {"c_upper": 0.0, "c_lower": 0.0, "c_adjoint": 0.0}
+    suggested = Suggestion(
+        algorithm="fedbio",
+        rounds=3000,
+        hyper={
+            "fedbioacc": {**STEPS, **forgetting, "lr_upper": 15.0, "local_steps": 5},
+            "stocbio": {**STEPS, "lr_upper": 50.0, "inner_rounds": 20, "neumann_steps": 60},
+            "*": {**STEPS, "lr_upper": 20.0 if data == "heart-disease" else 5.0, "local_steps": 1},
+        },
+    )
+    solution = Strengths(tuple(names), tuple(called), rows, labels, (weakest, strongest))
     shared = lambda strength: np.full(len(names), np.log(strength))
     # One step per round: more would drift apart on hospitals that differ, and the references shall be exact, too.
     training = FedAvg(lr_lower=0.6, local_steps=1)
-    return Task(
-        problem(len(names), start, weakest, strongest),
-        [{"train": take(t), "val": take(v)} for t, v, _ in zip(*rows, strict=True)],
-        batch_size=None,
-        metrics=metrics,
-        name="regularization",
-        options={
-            "data": data,
-            "clients": clients,
-            "noise_features": noise_features,
-            "train": train,
-            "validation": validation,
-            "untuned": untuned,
-            "start": start,
-            "weakest": weakest,
-            "strongest": strongest,
-            "seed": seed,
-        },
+    shown = Presentation(
+        headline={"auc": "mean test AUC", "validation_loss": "validation loss"},
+        compare_by=["validation_loss", "auc"],
         references=[
             Reference("untuned", "no tuning", training, shared(untuned)),
             Reference(
                 "grid", "grid search", training, shared(GRID[0]), [shared(s) for s in GRID[1:]], "validation_loss"
             ),
         ],
-        details=details,
-        picture=picture,
-        files=files,
-        headline={"auc": "mean test AUC", "validation_loss": "validation loss"},
-        compare_by=["validation_loss", "auc"],
-        # Below 2 / (curvature of the lower level), which is about 0.3 + 2 * strongest.
-        suggested={
-            "fedbioacc": {
-                **STEPS,
-                "lr_upper": 15.0,
-                "c_upper": 0.0,
-                "c_lower": 0.0,
-                "c_adjoint": 0.0,
-                "local_steps": 5,
-            },
-            "stocbio": {**STEPS, "lr_upper": 50.0, "inner_rounds": 20, "neumann_steps": 60},
-            "*": {**STEPS, "lr_upper": 20.0 if data == "heart-disease" else 5.0, "local_steps": 1},
-        },
-        algorithm="fedbio",
-        rounds=3000,
+        details=solution.details,
+        picture=solution.picture,
+        files=solution.files,
     )
+    options = {
+        "data": data,
+        "clients": clients,
+        "noise_features": noise_features,
+        "train": train,
+        "validation": validation,
+        "untuned": untuned,
+        "start": start,
+        "weakest": weakest,
+        "strongest": strongest,
+        "seed": seed,
+    }
+    bounds = (start, weakest, strongest)
+    return _task(features, labels, rows, bounds, suggested, shown, solution.columns, options)
+
+
+def regularization_facts(examples: Examples, train: float = 0.5, validation: float = 0.25, seed: int = 0) -> Facts:
+    """Of every column of the training rows: how many numbers are known, their sum, and the sum of their squares."""
+    trained_on = examples.inputs[divided(examples, train, validation, seed)[0]].astype(float)
+    there = ~np.isnan(trained_on)
+    filled = np.where(there, trained_on, 0)
+    return {"sum count": there.sum(0), "sum values": filled.sum(0), "sum squares": (filled**2).sum(0)}
+
+
+def regularization_of_site(
+    examples: Examples,
+    facts: Facts,
+    train: float = 0.5,
+    validation: float = 0.25,
+    start: float = 0.03,
+    weakest: float = 0.001,
+    strongest: float = 1.0,
+    seed: int = 0,
+) -> Task:
+    """One strength of regularisation for each feature of a logistic regression, on the rows of a site.
+
+    Args:
+        examples: the rows of the site.
+        facts: what everybody knows of all sites.
+        train: share of every site's rows, of either label, for training.
+        validation: share for validation; the rest is for the test.
+        start: the strength of all features at the start.
+        weakest: least strength.
+        strongest: greatest strength.
+        seed: of the split.
+    """
+    if examples.classes != 2:
+        raise FedbilevelError("regularization needs a label with two values.")
+    if not 0 < weakest <= start <= strongest < np.inf:
+        raise FedbilevelError("regularization: start lies between weakest and strongest, all above 0.")
+    rows = [[part] for part in divided(examples, train, validation, seed)]
+    count = np.maximum(facts["sum count"], 1)
+    mean = facts["sum values"] / count
+    deviation = np.sqrt(np.maximum(facts["sum squares"] / count - mean**2, 0))
+    features = standardised(examples.inputs, mean, deviation)
+    suggested = Suggestion("fedbio", 300, hyper={"*": {**STEPS, "lr_upper": 20.0, "local_steps": 1}})
+    shown = Presentation(headline={"auc": "mean test AUC", "test_loss": "mean test loss"})
+    return _task(features, examples.labels, rows, (start, weakest, strongest), suggested, shown)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.core import Problem
+from fedbilevel.core.presentation import Presentation, Suggestion
 from fedbilevel.core.task import Task
 
 Array = np.ndarray
@@ -128,8 +129,12 @@ class WeightedQuadratics:
             metrics=metrics,
             name="quadratic",
             options=options,
-            headline={"error": "|x - x*|", "stationarity": "stationarity", "lower_gap": "|w - w*(x)|"},
-            compare_by=["stationarity"],
-            suggested={"*": {"lr_upper": 0.02, "lr_lower": 0.2, "lr_adjoint": 0.2, "local_steps": 1}},
             server={"H": self.H0[None], "c": self.c0[None]},
+            shown=Presentation(
+                headline={"error": "|x - x*|", "stationarity": "stationarity", "lower_gap": "|w - w*(x)|"},
+                compare_by=["stationarity"],
+            ),
+            suggested=Suggestion(
+                hyper={"*": {"lr_upper": 0.02, "lr_lower": 0.2, "lr_adjoint": 0.2, "local_steps": 1}},
+            ),
         )

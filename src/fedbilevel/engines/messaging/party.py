@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.core import Algorithm, Key, call
-from fedbilevel.core.task import Data, Task
+from fedbilevel.core.data import Data
+from fedbilevel.core.task import Task
 from fedbilevel.core.vectors import Vector
 from fedbilevel.engines.messaging import protocol
 from fedbilevel.engines.messaging.protocol import Commit, Done, Evaluate, Failed, Join, Lost, Reveal, Run, Stale

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.core import Each, Key
-from fedbilevel.core.task import Data
+from fedbilevel.core.data import Data
 from fedbilevel.core.vectors import Vector
 from fedbilevel.engines.exchanges import Position
 from fedbilevel.engines.messaging.blocks import Blocks, is_block
