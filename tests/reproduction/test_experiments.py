@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_cli import fedbilevel
 
 import fedbilevel as fb
 from fedbilevel import reproduction
@@ -24,6 +23,7 @@ from fedbilevel.reproduction.claims import Judge
 from fedbilevel.reproduction.curves import Curve
 from fedbilevel.reproduction.files import Claim, Column, Method, Panel, Reproduction, Search, check
 from fedbilevel.runs.experiment import convert
+from helpers import fedbilevel
 
 IDS = {
     "mefbo-table2", "mefbo-fig1", "mefbo-fig2", "mefbo-fig3", "mefbo-fig14", "fedbioacc-fig1", "fedbioacc-fig2",

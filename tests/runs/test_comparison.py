@@ -15,8 +15,7 @@ import fedbilevel as fb
 from fedbilevel.report import catalogue
 from fedbilevel.runs import comparison, grid
 from fedbilevel.storage.records import runs
-from helpers import INTERRUPTIBLE, here
-from test_cli import fedbilevel
+from helpers import INTERRUPTIBLE, fedbilevel, here
 
 GLOBAL = {
     "aggitd", "commfedbio", "commfedbio-sketch", "f2sa", "fedbio", "fedbioacc", "fedmbo", "fedmsa", "fednest", "gd",

@@ -11,8 +11,7 @@ import pytest
 import fedbilevel as fb
 from fedbilevel.runs import configuration
 from fedbilevel.runs.experiment import Experiment, convert
-from helpers import REAL
-from test_cli import fedbilevel
+from helpers import REAL, fedbilevel
 
 NEEDS_FILES = {"fairness", "few-shot", "hyper-representation", "loss-tuning", "regularization", "client-weighting"}
 

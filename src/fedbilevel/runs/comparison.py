@@ -10,15 +10,15 @@ from typing import Any
 
 import tomli_w
 
-from fedbilevel.runs import grid
 from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.core.task import Task
 from fedbilevel.engines.participation import Everyone
 from fedbilevel.engines.plan import Program
 from fedbilevel.errors import FedbilevelError, UnknownName
+from fedbilevel.runs import grid
 from fedbilevel.runs.experiment import Experiment, new_folder
 from fedbilevel.runs.grid import Place, band
 from fedbilevel.storage.records import runs, write_atomically
-from fedbilevel.core.task import Task
 from fedbilevel.tasks import TASKS
 
 

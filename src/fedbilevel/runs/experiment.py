@@ -19,21 +19,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedbilevel.runs import callbacks, configuration
-from fedbilevel.core import schedules
 from fedbilevel.algorithms import ALGORITHMS
-from fedbilevel.runs.callbacks import Callback
-from fedbilevel.storage.checkpoints import Checkpoints
-from fedbilevel.core import Algorithm
+from fedbilevel.core import Algorithm, schedules
+from fedbilevel.core.task import Details, Reference, Task
 from fedbilevel.diagnostics import DIAGNOSTICS
-from fedbilevel.storage.arrays import encode, named_leaves
 from fedbilevel.engines.participation import Independent, Participation, Uniform, participation
 from fedbilevel.engines.plan import Program
 from fedbilevel.engines.simulation import BATCHINGS
 from fedbilevel.errors import Diverged, FedbilevelError, UnknownName
-from fedbilevel.storage.records import CONFIG, INFO, Appender, alone, plain_json, write_atomically
+from fedbilevel.runs import callbacks, configuration
+from fedbilevel.runs.callbacks import Callback
 from fedbilevel.runs.solve import ENGINES, Result, Row, Stopped, check_rounds, check_seed, interval, solve, traffic
-from fedbilevel.core.task import Details, Reference, Task
+from fedbilevel.storage.arrays import encode, named_leaves
+from fedbilevel.storage.checkpoints import Checkpoints
+from fedbilevel.storage.records import CONFIG, INFO, Appender, alone, plain_json, write_atomically
 from fedbilevel.tasks import TASKS
 
 

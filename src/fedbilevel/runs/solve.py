@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import jax
 import numpy as np
 
-from fedbilevel.runs import interrupts
-from fedbilevel.runs.callbacks import Callback, OnRow, Started
-from fedbilevel.storage.checkpoints import Checkpoints, Saved, fingerprint
 from fedbilevel.core import Algorithm, Tree, as_float
+from fedbilevel.core.task import Task
+from fedbilevel.core.vectors import is_vector
 from fedbilevel.diagnostics import Diagnostic, Measure, Snapshot, find, measure
 from fedbilevel.engines.messaging.local import Local
 from fedbilevel.engines.participation import Participation, participation
 from fedbilevel.engines.plan import Plan
 from fedbilevel.engines.simulation import Batching, Simulation
 from fedbilevel.errors import Diverged, FedbilevelError, UnknownName
-from fedbilevel.core.task import Task
-from fedbilevel.core.vectors import is_vector
+from fedbilevel.runs import interrupts
+from fedbilevel.runs.callbacks import Callback, OnRow, Started
+from fedbilevel.storage.checkpoints import Checkpoints, Saved, fingerprint
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -27,18 +27,18 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from fedbilevel.runs import configuration
 from fedbilevel.core import Algorithm, Tree, columns, select
+from fedbilevel.core.schedules import Schedule
+from fedbilevel.core.task import Task
 from fedbilevel.diagnostics import upper_loss
+from fedbilevel.engines.lanes import Shared, number
 from fedbilevel.engines.participation import Participation, participation
 from fedbilevel.engines.plan import Program
-from fedbilevel.engines.lanes import Shared, number
 from fedbilevel.errors import Diverged, FedbilevelError, UnknownName
+from fedbilevel.runs import configuration
 from fedbilevel.runs.experiment import Built, Experiment, convert, new_folder, plain
-from fedbilevel.storage.records import alone
-from fedbilevel.core.schedules import Schedule
 from fedbilevel.runs.solve import Row, solve
-from fedbilevel.core.task import Task
+from fedbilevel.storage.records import alone
 
 AROUND = 30.0
 """Where the task suggests a value, the search goes from a 30th of it to 30 times it."""
