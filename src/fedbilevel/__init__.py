@@ -54,7 +54,7 @@ from fedbilevel.runs.experiment import Experiment, resume
 from fedbilevel.runs.solve import Result, Stopped, solve
 from fedbilevel.runs.sweep import sweep
 from fedbilevel.storage.checkpoints import Checkpoints
-from fedbilevel.storage.records import load
+from fedbilevel.storage.load import load
 from fedbilevel.tasks import TASKS
 
 __version__ = version("fedbilevel")

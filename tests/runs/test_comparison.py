@@ -14,7 +14,7 @@ import pytest
 import fedbilevel as fb
 from fedbilevel.report import catalogue
 from fedbilevel.runs import comparison, grid
-from fedbilevel.storage.records import runs
+from fedbilevel.storage.load import runs
 from helpers import INTERRUPTIBLE, fedbilevel, here
 
 GLOBAL = {

@@ -31,7 +31,7 @@ from fedbilevel.report.progress import Display
 from fedbilevel.runs import comparison as comparisons
 from fedbilevel.runs import configuration, interrupts, tuning
 from fedbilevel.runs import experiment as experiments
-from fedbilevel.storage.records import plain_json
+from fedbilevel.storage.files import plain_json
 from fedbilevel.tasks import TASKS
 
 app = typer.Typer(

@@ -14,7 +14,7 @@ from fedbilevel.runs.comparison import Compared, last, per_client
 from fedbilevel.runs.experiment import Finished
 from fedbilevel.runs.grid import band, seconds
 from fedbilevel.runs.solve import Result
-from fedbilevel.storage.records import plain_json
+from fedbilevel.storage.files import plain_json
 
 
 def _runs(finished: Finished) -> list[tuple[str, Result]]:

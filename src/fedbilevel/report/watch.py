@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.report import page
-from fedbilevel.storage.records import CONFIG, INFO, RECORDS
+from fedbilevel.storage.run_folder import CONFIG, INFO, RECORDS
 
 HOST = "127.0.0.1"
 

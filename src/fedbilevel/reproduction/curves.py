@@ -14,7 +14,7 @@ import numpy as np
 
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.reproduction.files import Column, Method, Panel, Reproduction, mark
-from fedbilevel.storage.records import write_atomically
+from fedbilevel.storage.files import write_atomically
 
 _RUN = ("condition", "method", "parameters", "seed", "settings", "failure")
 _ROW = ("round", "exchanges", "seconds")

@@ -18,7 +18,9 @@ from fedbilevel.runs.experiment import plain
 from fedbilevel.runs.grid import Place
 from fedbilevel.runs.processes import DIED, cores
 from fedbilevel.runs.tuning import Tuned, Tuning, tune
-from fedbilevel.storage.records import CONFIG, runs, write_atomically
+from fedbilevel.storage.files import write_atomically
+from fedbilevel.storage.load import runs
+from fedbilevel.storage.run_folder import RunFolder
 
 
 def run(
@@ -60,7 +62,7 @@ def run(
 
 def _check_same(place: Place, group: str) -> None:
     """Refuse a folder with a run of something else, finished or not."""
-    if not (place.folder / CONFIG).exists():
+    if not RunFolder(place.folder).begun:
         return
     written = runs(place.folder)[0].config
     asked = place.experiment.build().config()

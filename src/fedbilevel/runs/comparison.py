@@ -18,7 +18,8 @@ from fedbilevel.errors import FedbilevelError, UnknownName
 from fedbilevel.runs import grid
 from fedbilevel.runs.experiment import Experiment, new_folder
 from fedbilevel.runs.grid import Place, band
-from fedbilevel.storage.records import runs, write_atomically
+from fedbilevel.storage.files import write_atomically
+from fedbilevel.storage.load import runs
 from fedbilevel.tasks import TASKS
 
 

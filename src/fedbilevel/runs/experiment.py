@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import inspect
-import json
 import math
 import os
 import platform
@@ -30,9 +29,9 @@ from fedbilevel.errors import Diverged, FedbilevelError, UnknownName
 from fedbilevel.runs import callbacks, configuration
 from fedbilevel.runs.callbacks import Callback
 from fedbilevel.runs.solve import ENGINES, Result, Row, Stopped, check_rounds, check_seed, interval, solve, traffic
-from fedbilevel.storage.arrays import encode, named_leaves
 from fedbilevel.storage.checkpoints import Checkpoints
-from fedbilevel.storage.records import CONFIG, INFO, Appender, alone, plain_json, write_atomically
+from fedbilevel.storage.files import alone
+from fedbilevel.storage.run_folder import CONFIG, RunFacts, RunFolder
 from fedbilevel.tasks import TASKS
 
 
@@ -343,8 +342,9 @@ def resume(folder: Path | str, rounds: int | None = None, progress: Progress | N
         rounds: go on to more rounds than the run was begun with.
     """
     folder = Path(folder)
-    if not (folder / CONFIG).exists():
-        raise FedbilevelError(f"{folder} is no run folder: it has no {CONFIG}.")
+    if not RunFolder(folder).begun:
+        raise FedbilevelError(f"{folder} is not a run folder: it has no {CONFIG}.")
+    RunFolder(folder).info()  # refuses the folder of a newer version
     experiment = Experiment.read(folder / CONFIG)
     if rounds is not None:
         if experiment.rounds is not None and rounds < experiment.rounds:
@@ -363,34 +363,33 @@ def _run(built: Built, folder: Path, progress: Progress | None) -> Finished:
 def _run_alone(built: Built, folder: Path, progress: Progress | None) -> Finished:
     began = time.perf_counter()
     experiment, task, algorithm, _ = built
-    info = describe(built, folder)
-    write_atomically(folder / CONFIG, configuration.write(built.config()).encode())
-    note = lambda **more: write_atomically(folder / INFO, json.dumps({**info, **more}, indent=1).encode())
-    note(status="running")
-    finish = _Members(built, folder, progress)
+    place = RunFolder(folder)
+    place.write_config(configuration.write(built.config()))
+    place.begin(**describe(built, folder))
+    finish = _Members(built, place, progress)
     references: dict[str, Result] = {}
     wanted = task.references if experiment.references else ()
     try:
         for reference in wanted:
             references[reference.label] = finish.reference(reference)
-        result = finish.one(info["main"], algorithm)
+        result = finish.one(str(experiment.algorithm), algorithm)
     except (KeyboardInterrupt, Exception) as error:
         stopped = error.__cause__
         interrupted = isinstance(error, KeyboardInterrupt)
-        if interrupted:
-            note(status="interrupted", failure="")
+        if isinstance(error, Exception):
+            place.fail(error)
         else:
-            note(status="failed", failure=str(error), diverged=isinstance(error, Diverged))
+            place.enter("interrupted", failure="")
         if isinstance(error, KeyboardInterrupt | Diverged):
             if isinstance(stopped, Stopped) and len(references) == len(wanted):
-                save_solution(stopped.result, folder)
+                _save_solution(stopped.result, place)
             saved = f"The records so far are in {folder}."
             if interrupted and experiment.engine == "simulation":
                 saved = f"Go on with: fedbilevel resume {folder}"
             error.saved = saved  # pyright: ignore[reportAttributeAccessIssue]
         raise
 
-    save_solution(result, folder)
+    _save_solution(result, place)
     summary = {**{k: v for k, v in result.metrics.items() if k != "round"}, "rounds": result.metrics["round"]}
     for label, reference in references.items():
         summary |= {f"{name}_{label}": reference.metrics[name] for name in task.headline if name in reference.metrics}
@@ -409,27 +408,25 @@ def _run_alone(built: Built, folder: Path, progress: Progress | None) -> Finishe
             csv.writer(file).writerows([details.headings, *details.rows])
     if task.files is not None and experiment.references:
         task.files(finished.results, folder)
-    more: dict[str, Any] = {"status": "finished", "summary": plain_json(summary)}
+    shown = None
     if finished.details is not None:
         rows = [
             [cell.item() if isinstance(cell, np.generic) else cell for cell in row] for row in finished.details.rows
         ]
-        more["details"] = {"title": finished.details.title, "headings": list(finished.details.headings), "rows": rows}
-    note(**more)
+        shown = {"title": finished.details.title, "headings": list(finished.details.headings), "rows": rows}
+    place.finish(summary, shown)
     return finished
 
 
 class _Members:
     """Runs an experiment's algorithm and its references into one folder, each from its newest checkpoint."""
 
-    def __init__(self, built: Built, folder: Path, progress: Progress | None) -> None:
+    def __init__(self, built: Built, folder: RunFolder, progress: Progress | None) -> None:
         self.built, self.folder, self.progress = built, folder, progress
 
     def one(self, label: str, algorithm: Algorithm, x: Any = None) -> Result:
         experiment, task, rounds = self.built.experiment, self.built.task, self.built.experiment.rounds or 0
-        keeps = experiment.engine == "simulation"
-        place = self.folder / "checkpoints" / label
-        with Appender(self.folder) as records:
+        with self.folder.records() as records:
 
             def on_row(row: Row) -> None:
                 records.append({"run": label, **row})
@@ -449,9 +446,13 @@ class _Members:
                 x=x,
                 engine=experiment.engine,  # pyright: ignore[reportArgumentType]
                 batching=experiment.batching,  # pyright: ignore[reportArgumentType]
-                callbacks=[on_row, *(TRACKERS[name](self.folder, label) for name in experiment.trackers)],
-                checkpoint=Checkpoints(place, experiment.checkpoint_seconds, experiment.checkpoints) if keeps else None,
+                callbacks=[on_row, *(TRACKERS[name](self.folder.path, label) for name in experiment.trackers)],
+                checkpoint=self._checkpoints(label) if experiment.engine == "simulation" else None,
             )
+
+    def _checkpoints(self, label: str) -> Checkpoints:
+        experiment = self.built.experiment
+        return self.folder.checkpoints(label, experiment.checkpoint_seconds, experiment.checkpoints)
 
     def reference(self, reference: Reference) -> Result:
         """The best of all that a reference starts from, for the price of all; one that diverges is not the best."""
@@ -471,7 +472,7 @@ class _Members:
         return dataclasses.replace(best, history=history, seconds=sum(result.seconds for result in found))
 
 
-def describe(built: Built, folder: Path) -> dict[str, Any]:
+def describe(built: Built, folder: Path) -> RunFacts:
     """What a reader of the folder must know of the run."""
     experiment, task, algorithm, _ = built
     main, title = str(experiment.algorithm), type(algorithm).__name__
@@ -523,7 +524,5 @@ def new_folder(name: str, out: Path | None) -> Path:
     return out
 
 
-def save_solution(result: Result, folder: Path) -> None:
-    """x and y, in a format that is safe to load."""
-    arrays = {name: np.asarray(leaf) for name, leaf in named_leaves({"x": result.x, "y": result.y}).items()}
-    write_atomically(folder / "solution.safetensors", encode({"round": int(result.state.round)}, arrays))
+def _save_solution(result: Result, folder: RunFolder) -> None:
+    folder.save_solution(result.x, result.y, int(result.state.round))

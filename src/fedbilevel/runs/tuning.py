@@ -38,7 +38,7 @@ from fedbilevel.errors import Diverged, FedbilevelError, UnknownName
 from fedbilevel.runs import configuration
 from fedbilevel.runs.experiment import Built, Experiment, convert, new_folder, plain
 from fedbilevel.runs.solve import Row, solve
-from fedbilevel.storage.records import alone
+from fedbilevel.storage.files import alone
 
 AROUND = 30.0
 """Where the task suggests a value, the search goes from a 30th of it to 30 times it."""

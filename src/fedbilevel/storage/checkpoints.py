@@ -21,7 +21,7 @@ from fedbilevel.core.task import Task, digest
 from fedbilevel.engines.participation import Participation
 from fedbilevel.errors import FedbilevelError, FedbilevelWarning, NoQuorum
 from fedbilevel.storage.arrays import decode, encode
-from fedbilevel.storage.records import write_atomically
+from fedbilevel.storage.files import write_atomically
 
 
 class Saved(NamedTuple):

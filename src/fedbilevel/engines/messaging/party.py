@@ -20,7 +20,7 @@ from fedbilevel.engines.participation import Everyone
 from fedbilevel.engines.plan import Program, split_vectors, trace, without
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.storage.arrays import decode, encode, named_leaves, rebuild
-from fedbilevel.storage.records import write_atomically
+from fedbilevel.storage.files import write_atomically
 
 
 def all_finite(tree: Any) -> bool:

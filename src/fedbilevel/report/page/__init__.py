@@ -32,7 +32,7 @@ from fedbilevel.report.page.series import (
     together,
     with_spread,
 )
-from fedbilevel.storage import records
+from fedbilevel.storage.run_folder import Run
 
 HERE = Path(__file__).parent
 TEMPLATES = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
@@ -142,7 +142,7 @@ def _title(mains: Sequence[Series]) -> str:
     return f"{' and '.join(filter(None, [', '.join(titles[:-1]), titles[-1]]))} on {tasks[0]}"
 
 
-def _facts(runs: Sequence[records.Run]) -> list[str]:
+def _facts(runs: Sequence[Run]) -> list[str]:
     """What is the same for all runs, in few words."""
 
     def known(key: str) -> list[Any]:

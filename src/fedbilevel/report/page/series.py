@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from fedbilevel.runs.solve import COUNTED
-from fedbilevel.storage import records
+from fedbilevel.storage.load import runs as runs_at
+from fedbilevel.storage.run_folder import Run
 
 ORACLES = ("Gf", "Gg", "J", "H")
 AXES = {
@@ -54,7 +55,7 @@ class Series:
     title: str
     reference: str
     config: Flat
-    runs: list[records.Run] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
     histories: list[list[Row]] = field(default_factory=list)
     name: str = ""
 
@@ -135,11 +136,11 @@ def number(row: Row, column: str) -> float:
     return float(value)
 
 
-def find(paths: Iterable[Path]) -> list[records.Run]:
+def find(paths: Iterable[Path]) -> list[Run]:
     """All runs at or below the paths, each once, in natural order."""
-    found: dict[Path, records.Run] = {}
+    found: dict[Path, Run] = {}
     for path in map(Path, paths):
-        for run in sorted(records.runs(path), key=lambda run: _natural(str(run.folder))):
+        for run in sorted(runs_at(path), key=lambda run: _natural(str(run.folder))):
             found.setdefault(run.folder.resolve(), run)
     return list(found.values())
 
@@ -164,12 +165,12 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> Flat:
 SEEDS = ("run.seed", "task.seed")
 
 
-def together(runs: Sequence[records.Run]) -> tuple[list[Series], list[tuple[records.Run, records.Run]]]:
+def together(runs: Sequence[Run]) -> tuple[list[Series], list[tuple[Run, Run]]]:
     """The runs and their references as series; and the runs that are left out, each with the later one of the same
     configuration and seed that counts instead.
     """
-    latest: dict[str, records.Run] = {}
-    replaced: list[tuple[records.Run, str]] = []
+    latest: dict[str, Run] = {}
+    replaced: list[tuple[Run, str]] = []
     for run in runs:
         key = repr((sorted(flat(run.config).items(), key=str), run.info.get("seed"), run.info.get("algorithm")))
         if key in latest:
@@ -197,7 +198,7 @@ def together(runs: Sequence[records.Run]) -> tuple[list[Series], list[tuple[reco
     return series, [(older, latest[key]) for older, key in replaced]
 
 
-def _join(table: dict[str, Series], series: Series, run: records.Run, history: list[Row]) -> None:
+def _join(table: dict[str, Series], series: Series, run: Run, history: list[Row]) -> None:
     known = table.setdefault(series.id, series)
     seed = run.info.get("seed")
     if seed not in known.seeds:
