@@ -50,7 +50,8 @@ from fedbilevel.engines.participation import Independent, Uniform
 from fedbilevel.engines.plan import plan
 from fedbilevel.errors import Diverged, FedbilevelError
 from fedbilevel.runs.callbacks import Callback, MLflow, TensorBoard
-from fedbilevel.runs.experiment import Experiment, resume
+from fedbilevel.runs.execute import resume
+from fedbilevel.runs.experiment import Experiment
 from fedbilevel.runs.solve import Result, Stopped, solve
 from fedbilevel.runs.sweep import sweep
 from fedbilevel.storage.checkpoints import Checkpoints

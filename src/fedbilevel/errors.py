@@ -59,5 +59,10 @@ class Names(dict[str, T]):
         super().__init__(table)
         self.kind = kind
 
+    def check(self, name: str, place: str = "") -> None:
+        """Refuse a name that is not in the table; ``place`` says where it was written."""
+        if name not in self:
+            raise UnknownName(self.kind, name, self, place)
+
     def __missing__(self, name: str) -> T:
         raise UnknownName(self.kind, name, self)

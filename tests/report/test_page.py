@@ -23,7 +23,7 @@ import fedbilevel as fb
 from fedbilevel.cli import main as cli
 from fedbilevel.report import figures, page, watch
 from fedbilevel.report.page import series as grouping
-from fedbilevel.runs.experiment import plain_json
+from fedbilevel.storage.files import plain_json
 
 ALGORITHMS = {
     "fedbio": fb.FedBiO(lr_upper=0.1, lr_lower=0.2, lr_adjoint=0.2, local_steps=1),

@@ -22,7 +22,7 @@ from fedbilevel.reproduction import files, judged, table, verdict
 from fedbilevel.reproduction.claims import Judge
 from fedbilevel.reproduction.curves import Curve
 from fedbilevel.reproduction.files import Claim, Column, Method, Panel, Reproduction, Search, check
-from fedbilevel.runs.experiment import convert
+from fedbilevel.runs.settings import convert
 from helpers import fedbilevel
 
 IDS = {

@@ -10,7 +10,8 @@ import pytest
 
 import fedbilevel as fb
 from fedbilevel.runs import configuration
-from fedbilevel.runs.experiment import Experiment, convert
+from fedbilevel.runs.experiment import Experiment
+from fedbilevel.runs.settings import convert
 from helpers import REAL, fedbilevel
 
 NEEDS_FILES = {"fairness", "few-shot", "hyper-representation", "loss-tuning", "regularization", "client-weighting"}

@@ -29,9 +29,9 @@ from fedbilevel.report import terminal as report
 from fedbilevel.report import watch as watching
 from fedbilevel.report.progress import Display
 from fedbilevel.runs import comparison as comparisons
-from fedbilevel.runs import configuration, interrupts, tuning
-from fedbilevel.runs import experiment as experiments
-from fedbilevel.storage.files import plain_json
+from fedbilevel.runs import configuration, execute, interrupts, tuning
+from fedbilevel.runs.experiment import RUN_SETTINGS, Experiment
+from fedbilevel.storage.files import new_folder, plain_json
 from fedbilevel.tasks import TASKS
 
 app = typer.Typer(
@@ -71,9 +71,9 @@ def _by_key(pairs: list[str] | None, needs: str) -> dict[str, str]:
     return found
 
 
-def _experiment(what: str, settings: dict[str, str]) -> experiments.Experiment:
+def _experiment(what: str, settings: dict[str, str]) -> Experiment:
     """The experiment of a file, or of a task by its name."""
-    given = experiments.Experiment.read(what) if what.endswith(".toml") else experiments.Experiment(what)
+    given = Experiment.read(what) if what.endswith(".toml") else Experiment(what)
     return given.changed(settings)
 
 
@@ -121,7 +121,7 @@ def run(
     settings |= {"trackers": ",".join(track)} if track else {}
     experiment = _experiment(task, {**settings, **_settings(set_, clients, data)})
     with _ending_well():
-        _run_and_show(lambda progress: experiments.run(experiment, out, progress), as_json)
+        _run_and_show(lambda progress: execute.run(experiment, out, progress), as_json)
 
 
 @app.command()
@@ -137,10 +137,10 @@ def resume(
                 raise FedbilevelError("a comparison cannot be given more rounds: begin another one.")
             _compare_and_show(comparisons.read(folder), folder, 0, as_json)
         else:
-            _run_and_show(lambda progress: experiments.resume(folder, rounds, progress), as_json)
+            _run_and_show(lambda progress: execute.resume(folder, rounds, progress), as_json)
 
 
-def _run_and_show(run: Callable[[Any], experiments.Finished], as_json: bool) -> None:
+def _run_and_show(run: Callable[[Any], execute.Finished], as_json: bool) -> None:
     if as_json:
         finished = run(None)
         report.pictures(finished)
@@ -167,14 +167,14 @@ def init(
     path = out or Path(f"{task}.toml")
     if path.exists():
         raise FedbilevelError(f"{path} exists: choose another file with --out, so that nothing is overwritten.")
-    built = experiments.Experiment(task, algorithm, settings=_settings(None, None, data)).build()
+    built = Experiment(task, algorithm, settings=_settings(None, None, data)).build()
     meanings = {
         "task": {"name": _first_line(TASKS[task]), **configuration.explained(TASKS[task])},
         "algorithm": {
             "name": _first_line(type(built.algorithm)),
             **{f.name: f.metadata["help"] for f in fields(built.algorithm)},
         },
-        "run": experiments.RUN,
+        "run": RUN_SETTINGS,
     }
     try:
         path.write_text(configuration.commented(built.config(), meanings, ["run.every"]))
@@ -282,7 +282,7 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Search for the hyper-parameters with the least validation loss. Test data are not looked at."""
-    given = experiments.Experiment(task, algorithm, rounds, seed, sample)
+    given = Experiment(task, algorithm, rounds, seed, sample)
     asked = tuning.Tuning(given.changed(_settings(set_, clients, data)), trials, _varied(vary), kept_apart=keep_apart)
     with _ending_well():
         if as_json:
@@ -377,7 +377,7 @@ def reproduce(
         console.print(f"Written: {written}", soft_wrap=True, highlight=False)
         return
     words += chosen
-    folder = out if out is not None and out.is_dir() else experiments.new_folder(f"reproduce-{id}", out)
+    folder = out if out is not None and out.is_dir() else new_folder(f"reproduce-{id}", out)
     with _ending_well("The same command with the same --out goes on."):
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console) as bars:
@@ -474,7 +474,7 @@ def show_plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """What a round costs each client, found by tracing: exchanges, floats, oracle calls. Nothing is run."""
-    experiment = experiments.Experiment(task, algorithm, sample=sample).changed(_settings(set_, clients))
+    experiment = Experiment(task, algorithm, sample=sample).changed(_settings(set_, clients))
     experiment, made, chosen, _ = experiment.build()
     cohort = participation(experiment.participation(), len(made.clients))
     cost = plan(made, chosen, cohort)

@@ -118,7 +118,8 @@ def _compute(folder: Path, sites: list[str]) -> None:
     from fedbilevel.federation.own import together
     from fedbilevel.federation.study import Study, facts_of_copy, plan_digest, server_task
     from fedbilevel.runs import configuration
-    from fedbilevel.runs.experiment import describe, plain
+    from fedbilevel.runs.execute import describe
+    from fedbilevel.runs.settings import plain
     from fedbilevel.runs.solve import solve
     from fedbilevel.storage.arrays import decode, encode, named_leaves
     from fedbilevel.storage.files import write_atomically

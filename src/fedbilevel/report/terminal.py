@@ -11,7 +11,7 @@ from rich.table import Table
 
 from fedbilevel.drawing.curves import over_decades
 from fedbilevel.runs.comparison import Compared, last, per_client
-from fedbilevel.runs.experiment import Finished
+from fedbilevel.runs.execute import Finished
 from fedbilevel.runs.grid import band, seconds
 from fedbilevel.runs.solve import Result
 from fedbilevel.storage.files import plain_json

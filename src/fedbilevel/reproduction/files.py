@@ -13,6 +13,7 @@ from typing import Any
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.errors import FedbilevelError, UnknownName
 from fedbilevel.runs.experiment import Experiment
+from fedbilevel.runs.settings import Settings
 
 PARAMETERS = {
     "printed": "the paper's",
@@ -225,12 +226,13 @@ class Reproduction:
                     f"fedbilevel reproduce {(self.search and self.search.found) or self.id} --search."
                 )
             found = known
-        options = {f"task.{k}": v for k, v in {**self.task, **panel.task}.items() if k != "name"}
-        hyper = {**method.settings, **found, **method.by_panel.get(panel.title, {})}
-        settings = {**options, **{f"algorithm.{k}": v for k, v in hyper.items()}}
-        run = {f"run.{k}": v for k, v in {**self.run, **panel.run, **method.run}.items()}
+        tables = {
+            "task": {name: value for name, value in {**self.task, **panel.task}.items() if name != "name"},
+            "algorithm": {**method.settings, **found, **method.by_panel.get(panel.title, {})},
+            "run": {**self.run, **panel.run, **method.run},
+        }
         given = Experiment(str(self.task["name"]), method.algorithm, seed=seed, references=False)
-        return given.changed({**settings, **run})
+        return given.changed(Settings.of_tables(tables))
 
     def searched(self, panel: Panel, method: Method) -> tuple[Experiment, dict[str, float]]:
         """What the parameters of a method are searched for with, and where the search begins: with what is printed for
@@ -239,7 +241,7 @@ class Reproduction:
         asked = self.search or Search()
         fixed = asked.fixed.get(method.label, {})
         experiment = replace(self, found={(method.label, panel.title): fixed}).experiment(panel, method, asked.seed)
-        experiment = experiment.changed({f"task.{name}": value for name, value in asked.task.items()})
+        experiment = experiment.changed(Settings.of_tables({"task": asked.task}))
         experiment = experiment.changed({"rounds": asked.rounds}) if asked.rounds else experiment
         printed = [m for m in self.methods if (m.label, m.parameters) == (method.label, "printed")]
         given = {**printed[0].settings, **printed[0].by_panel.get(panel.title, {})} if printed else {}
@@ -332,7 +334,7 @@ def check(made: Reproduction) -> None:
     if unknown := {made.against, *(column.along or made.against for column in made.columns)} - {*AXES}:
         raise FedbilevelError(f"{made.id}: curves are drawn against {', '.join(AXES)}, not {unknown.pop()}.")
     for method in made.methods:
-        _ = ALGORITHMS[method.algorithm]
+        ALGORITHMS.check(method.algorithm)
         unknown = ({*method.panels} | {*method.by_panel} | {*method.paper}) - panels
         wrong = [title for title, values in method.paper.items() if len(values) != len(made.columns)]
         if unknown or wrong or method.parameters not in PARAMETERS:

@@ -14,9 +14,9 @@ from fedbilevel.errors import FedbilevelError
 from fedbilevel.reproduction.curves import Curve, Reproduced
 from fedbilevel.reproduction.files import Method, Reproduction, Search, mark, settings_of
 from fedbilevel.runs import grid, processes
-from fedbilevel.runs.experiment import plain
 from fedbilevel.runs.grid import Place
 from fedbilevel.runs.processes import DIED, cores
+from fedbilevel.runs.settings import plain
 from fedbilevel.runs.tuning import Tuned, Tuning, tune
 from fedbilevel.storage.files import write_atomically
 from fedbilevel.storage.load import runs

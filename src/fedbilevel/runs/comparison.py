@@ -16,9 +16,10 @@ from fedbilevel.engines.participation import Everyone
 from fedbilevel.engines.plan import Program
 from fedbilevel.errors import FedbilevelError, UnknownName
 from fedbilevel.runs import grid
-from fedbilevel.runs.experiment import Experiment, new_folder
+from fedbilevel.runs.experiment import Experiment
 from fedbilevel.runs.grid import Place, band
-from fedbilevel.storage.files import write_atomically
+from fedbilevel.runs.settings import Setting
+from fedbilevel.storage.files import new_folder, write_atomically
 from fedbilevel.storage.load import runs
 from fedbilevel.tasks import TASKS
 
@@ -36,23 +37,23 @@ class Comparison:
 
     def experiment(self, algorithm: str, seed: int) -> Experiment:
         """One member of the comparison."""
-        known = {*_options(self.task), *_fields(algorithm)}
+        names = {*_options(self.task), *_fields(algorithm)}
         chosen: dict[str, str] = {}
         for key, text in self.settings.items():
-            prefix, _, name = key.rpartition(".")
-            if prefix == algorithm:
-                chosen[f"algorithm.{name}"] = text
-            elif prefix in ("", "task", "algorithm") and name in known:
+            table, name = Setting.parse(key)
+            if table == algorithm:
+                chosen[Setting("algorithm", name).key] = text
+            elif table in ("", "task", "algorithm") and name in names:
                 chosen[key] = text
         return Experiment(self.task, algorithm, self.rounds, seed, self.sample, chosen)
 
     def check(self) -> None:
-        """Refuse settings that nobody knows."""
+        """Refuse settings that nobody has."""
         everything = {*_options(self.task), *(name for a in self.algorithms for name in _fields(a))}
         for key in self.settings:
-            prefix, _, name = key.rpartition(".")
-            if prefix not in ("", "task", "algorithm", *self.algorithms):
-                raise UnknownName("algorithm of this comparison", prefix, list(self.algorithms))
+            table, name = Setting.parse(key)
+            if table not in ("", "task", "algorithm", *self.algorithms):
+                raise UnknownName("algorithm of this comparison", table, list(self.algorithms))
             if name not in everything:
                 raise UnknownName("setting", key, sorted(everything))
 
@@ -216,9 +217,10 @@ def plan(
     settings = settings or {}
     names = [] if algorithms in (None, "all") else [name.strip() for name in algorithms.split(",")]
     if not names or rounds is None:
-        options = {k: v for k, v in settings.items() if k.removeprefix("task.") in _options(task)}
-        made = Experiment(task, settings=options).build().task
+        parsed = {key: Setting.parse(key) for key in settings}
+        of_task = [key for key, each in parsed.items() if each.is_for("task") and each.name in _options(task)]
+        made = Experiment(task, settings={key: settings[key] for key in of_task}).build().task
         names, rounds = names or fitting(made), made.rounds if rounds is None else rounds
     for name in names:
-        _ = ALGORITHMS[name]  # refuses unknown ones
+        ALGORITHMS.check(name)
     return Comparison(task, names, rounds, parse_seeds(seeds) if seeds else (0,), sample, settings)

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedbilevel.runs import processes
-from fedbilevel.runs.experiment import Experiment, resume
-from fedbilevel.runs.experiment import run as run_experiment
+from fedbilevel.runs.execute import resume
+from fedbilevel.runs.execute import run as run_experiment
+from fedbilevel.runs.experiment import Experiment
 from fedbilevel.runs.processes import DIED, cores
 from fedbilevel.storage.run_folder import Run, RunFolder
 

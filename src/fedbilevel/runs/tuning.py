@@ -36,9 +36,10 @@ from fedbilevel.engines.participation import Participation, participation
 from fedbilevel.engines.plan import Program
 from fedbilevel.errors import Diverged, FedbilevelError, UnknownName
 from fedbilevel.runs import configuration
-from fedbilevel.runs.experiment import Built, Experiment, convert, new_folder, plain
+from fedbilevel.runs.experiment import Built, Experiment
+from fedbilevel.runs.settings import Setting, convert, plain
 from fedbilevel.runs.solve import Row, solve
-from fedbilevel.storage.files import alone
+from fedbilevel.storage.files import alone, new_folder
 
 AROUND = 30.0
 """Where the task suggests a value, the search goes from a 30th of it to 30 times it."""
@@ -232,7 +233,7 @@ def search_space(
     experiment, task, algorithm, _ = built
     known = {f.name: f for f in dataclasses.fields(algorithm)}
     suggested = task.advice(str(experiment.algorithm), known)
-    set_by_user = {key.rpartition(".")[2] for key in fixed if not key.startswith("task.")}
+    set_by_user = {setting.name for setting in map(Setting.parse, fixed) if setting.table != "task"}
     space: Space = {}
     ranges, start = ranges or {}, start or {}
     for name in (*vary, *start, *(grid or ())):

@@ -50,8 +50,7 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         self.folder = Path(self.folder)
-        if self.seconds < 0 or self.keep < 1:
-            raise FedbilevelError("checkpoints: seconds must not be negative, and at least one is kept.")
+        check_checkpoints(self.seconds, self.keep)
 
     def files(self) -> list[Path]:
         """The newest one first."""
@@ -101,6 +100,12 @@ class Checkpoints:
         if refused:
             raise FedbilevelError(f"{refused} There is no other one: remove {self.folder} to start again.")
         return None
+
+
+def check_checkpoints(seconds: float, keep: int) -> None:
+    """Refuse a time between checkpoints, or a number of them to keep, that makes no sense."""
+    if seconds < 0 or keep < 1:
+        raise FedbilevelError("checkpoints: seconds must not be negative, and at least one is kept.")
 
 
 def _checksum(arrays: Mapping[str, np.ndarray]) -> str:

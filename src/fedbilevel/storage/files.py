@@ -6,6 +6,7 @@ import math
 import os
 import threading
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -30,6 +31,23 @@ def write_atomically(path: Path, content: bytes) -> None:
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def new_folder(name: str, out: Path | None) -> Path:
+    """An empty folder for results: the one that was asked for, or a new one in runs/."""
+    if out is None:
+        stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+        names = (Path("runs") / (stem + suffix) for suffix in ["", *(f"-{n}" for n in range(2, 100))])
+        out = next(path for path in names if not path.exists())
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if any(not path.name.startswith(".") for path in out.iterdir()):  # what is hidden, a killed process left
+            raise FedbilevelError(
+                f"the folder {out} is not empty: choose another one with --out, so that nothing is overwritten."
+            )
+    except OSError as error:
+        raise FedbilevelError(f"cannot write to {out}: {error.strerror}.") from error
+    return out
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fedbilevel.runs.settings import Setting
 from fedbilevel.runs.solve import COUNTED
 from fedbilevel.storage.load import runs as runs_at
 from fedbilevel.storage.run_folder import Run
@@ -215,7 +216,7 @@ def _give_names(series: list[Series]) -> None:
         same = [each for each in series if each.title == title]
         keys = [row[0] for row in differences([each.config for each in same])] if len(same) > 1 else []
         for each in same:
-            known = [f"{key.rpartition('.')[2]} = {exact(each.config[key])}" for key in keys if key in each.config]
+            known = [f"{Setting.parse(key).name} = {exact(each.config[key])}" for key in keys if key in each.config]
             each.name = ", ".join([title, *known[:3]]) + (", ..." if len(known) > 3 else "")
     for name in {each.name for each in series}:
         same = [each for each in series if each.name == name]
