@@ -22,7 +22,7 @@ from fedbilevel import reproduction
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.engines.participation import participation
 from fedbilevel.engines.plan import Plan, plan, shared_accounting
-from fedbilevel.errors import FedbilevelError, FedbilevelWarning
+from fedbilevel.errors import FedbilevelError, FedbilevelWarning, Stopped
 from fedbilevel.federation.cli import app as federation
 from fedbilevel.report import catalogue, figures, page
 from fedbilevel.report import terminal as report
@@ -92,7 +92,8 @@ def _ending_well(go_on: str = "") -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as interrupt:
-        print(f"fedbilevel: interrupted. {getattr(interrupt, 'saved', go_on)}".strip(), file=sys.stderr)
+        saved = interrupt.saved if isinstance(interrupt, Stopped) else ""
+        print(f"fedbilevel: interrupted. {saved or go_on}".strip(), file=sys.stderr)
         # At once: shutting down in the middle of a compilation can crash.
         sys.stdout.flush()
         sys.stderr.flush()
@@ -537,7 +538,8 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
     except FedbilevelError as error:
-        print(f"fedbilevel: {error} {getattr(error, 'saved', '')}".strip(), file=sys.stderr)
+        saved = error.saved if isinstance(error, Stopped) else ""
+        print(f"fedbilevel: {error} {saved}".strip(), file=sys.stderr)
         code = 2
     except Exception as error:
         if not hasattr(error, "format_message"):  # what typer says of wrong arguments has one

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from fedbilevel.errors import FedbilevelError
+from fedbilevel.errors import FedbilevelError, Interrupted
 from fedbilevel.reproduction.curves import Curve, Reproduced
 from fedbilevel.reproduction.files import Method, Reproduction, Search, mark, settings_of
 from fedbilevel.runs import grid, processes
@@ -45,8 +45,7 @@ def run(
     try:
         grid.run(groups, progress, jobs)
     except KeyboardInterrupt as interrupt:
-        interrupt.saved = f"Go on with the same command and --out {folder}"  # pyright: ignore
-        raise
+        raise Interrupted.of(interrupt, saved=f"Go on with the same command and --out {folder}") from None
     if unsettled := [place for place, *_ in members if not place.settled]:
         why = grid.Member(runs(unsettled[0].folder)[0]).failure
         raise FedbilevelError(
@@ -107,8 +106,7 @@ def search(
                 found[number] = some
                 tell()
     except KeyboardInterrupt as interrupt:
-        interrupt.saved = f"Go on with the same command and --out {out.parent}"  # pyright: ignore
-        raise
+        raise Interrupted.of(interrupt, saved=f"Go on with the same command and --out {out.parent}") from None
     lines = [line for number in sorted(found) for line in found[number]]
     write_atomically(out / "found.toml", tomli_w.dumps({"search": asked.conditions, "found": lines}).encode())
     return replace(made, found=settings_of({"found": lines}))

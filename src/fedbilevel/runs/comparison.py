@@ -14,7 +14,7 @@ from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.core.task import Task
 from fedbilevel.engines.participation import Everyone
 from fedbilevel.engines.plan import Program
-from fedbilevel.errors import FedbilevelError, UnknownName
+from fedbilevel.errors import FedbilevelError, Interrupted, UnknownName
 from fedbilevel.runs import grid
 from fedbilevel.runs.experiment import Experiment
 from fedbilevel.runs.grid import Place, band
@@ -137,8 +137,7 @@ def run(
     try:
         grid.run(groups, progress, jobs)
     except KeyboardInterrupt as interrupt:
-        interrupt.saved = f"Go on with: fedbilevel resume {folder}"  # pyright: ignore[reportAttributeAccessIssue]
-        raise
+        raise Interrupted.of(interrupt, saved=f"Go on with: fedbilevel resume {folder}") from None
     members = [Member(runs(place.folder)[0], name, seed) for name, seed, place in places]
     if not any(member.done for member in members):
         raise FedbilevelError(f"every run failed; the first one said: {members[0].failure}")

@@ -18,11 +18,11 @@ import numpy as np
 
 from fedbilevel.core import Algorithm
 from fedbilevel.core.task import Details, Reference, Task
-from fedbilevel.errors import Diverged, FedbilevelError
+from fedbilevel.errors import Diverged, FedbilevelError, Interrupted, Stopped
 from fedbilevel.runs import configuration
 from fedbilevel.runs.callbacks import TRACKERS
 from fedbilevel.runs.experiment import Built, Experiment
-from fedbilevel.runs.solve import Result, Row, Stopped, solve, traffic
+from fedbilevel.runs.solve import Result, Row, solve, traffic
 from fedbilevel.storage.checkpoints import Checkpoints
 from fedbilevel.storage.files import alone, new_folder
 from fedbilevel.storage.run_folder import CONFIG, RunFacts, RunFolder
@@ -97,24 +97,28 @@ def _run_alone(built: Built, folder: Path, progress: Progress | None) -> Finishe
     finish = _Members(built, place, progress)
     references: dict[str, Result] = {}
     wanted = task.references if experiment.references else ()
+
+    def keep(stopped: Stopped) -> None:
+        """What the run itself has, if it was the one that stopped."""
+        if stopped.result is not None and len(references) == len(wanted):
+            _save_solution(stopped.result, place)
+        stopped.saved = f"The records so far are in {folder}."
+
     try:
         for reference in wanted:
             references[reference.label] = finish.reference(reference)
         result = finish.one(str(experiment.algorithm), algorithm)
-    except (KeyboardInterrupt, Exception) as error:
-        stopped = error.__cause__
-        interrupted = isinstance(error, KeyboardInterrupt)
-        if isinstance(error, Exception):
-            place.fail(error)
-        else:
-            place.enter("interrupted", failure="")
-        if isinstance(error, KeyboardInterrupt | Diverged):
-            if isinstance(stopped, Stopped) and len(references) == len(wanted):
-                _save_solution(stopped.result, place)
-            saved = f"The records so far are in {folder}."
-            if interrupted and experiment.engine == "simulation":
-                saved = f"Go on with: fedbilevel resume {folder}"
-            error.saved = saved  # pyright: ignore[reportAttributeAccessIssue]
+    except KeyboardInterrupt as interrupt:
+        place.enter("interrupted", failure="")
+        stopped = Interrupted.of(interrupt)
+        keep(stopped)
+        if experiment.engine == "simulation":
+            stopped.saved = f"Go on with: fedbilevel resume {folder}"
+        raise stopped from None
+    except Exception as error:
+        place.fail(error)
+        if isinstance(error, Diverged):
+            keep(error)
         raise
 
     _save_solution(result, place)

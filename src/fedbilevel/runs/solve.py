@@ -18,7 +18,7 @@ from fedbilevel.engines.messaging.local import Local
 from fedbilevel.engines.participation import Participation, participation
 from fedbilevel.engines.plan import Plan
 from fedbilevel.engines.simulation import Batching, Simulation
-from fedbilevel.errors import Diverged, FedbilevelError, UnknownName
+from fedbilevel.errors import Diverged, FedbilevelError, Interrupted, UnknownName
 from fedbilevel.runs import interrupts
 from fedbilevel.runs.callbacks import Callback, OnRow, Started
 from fedbilevel.storage.checkpoints import Checkpoints, Saved, fingerprint
@@ -78,14 +78,6 @@ class Result:
         return curves(self.history, metrics, against)
 
 
-class Stopped(FedbilevelError):
-    """A run that ended early; ``result`` is what it had."""
-
-    def __init__(self, message: str, result: Result) -> None:
-        super().__init__(message)
-        self.result = result
-
-
 def solve(
     task: Task,
     algorithm: Algorithm,
@@ -130,8 +122,8 @@ def solve(
             checkpoint, to the same result as without a break, bit for bit. For the engine "simulation".
 
     Raises:
-        Diverged: when a state is NaN or infinite; its ``__cause__`` is a :class:`Stopped` with what there was before.
-        KeyboardInterrupt: likewise with a :class:`Stopped` as cause.
+        Diverged: when a state is NaN or infinite. Its ``result`` is what there was before.
+        Interrupted: a KeyboardInterrupt. Its ``result`` is what there was. Both are :class:`Stopped`.
     """
     if not isinstance(algorithm, Algorithm):
         raise FedbilevelError(f"give an algorithm with its hyper-parameters, for instance FedBiO(), not {algorithm!r}.")
@@ -195,7 +187,7 @@ def solve(
             due = min(rounds, (now // every + 1) * every)
             new = jax.block_until_ready(runner.advance(state, min(at_once, due - now)))
             if not bool(new.finite):
-                raise diverged(algorithm, new) from Stopped(f"stopped after round {now}", result(state))
+                raise diverged(algorithm, new, result(state))
             state = new
             if checkpoints is None or checkpoints.seconds > 0:  # otherwise every round is saved
                 at_once = 2 * at_once if time.perf_counter() - called < 0.25 else max(1, at_once // 2)
@@ -203,7 +195,7 @@ def solve(
     except KeyboardInterrupt as interrupt:
         interrupts.seen()
         save(state)
-        raise interrupt from Stopped(f"interrupted after round {int(state.round)}", result(state))
+        raise Interrupted.of(interrupt, result(state)) from None
     finally:
         for each in told:
             each.end()
@@ -301,16 +293,16 @@ COUNTED = frozenset(
 STEP_OF = {"x": "lr_upper", "y": "lr_lower", "u": "lr_adjoint"}
 
 
-def diverged(algorithm: Algorithm, state: Any) -> Diverged:
-    """Name the variables that are not finite, and the steps to lower."""
+def diverged(algorithm: Algorithm, state: Any, before: Result | None = None) -> Diverged:
+    """Name the variables that are not finite, and the steps to lower; ``before`` is what there was."""
     parts, _ = jax.tree_util.tree_flatten_with_path(state.server, is_leaf=is_vector)
     bad = []
     for path, part in parts:
         if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(part) if hasattr(leaf, "dtype")):
             bad.append(jax.tree_util.keystr(path, simple=True, separator="."))
-    known = {f.name for f in fields(algorithm)}
+    names = {f.name for f in fields(algorithm)}
     steps = dict.fromkeys(STEP_OF.get(name.rsplit(".", 1)[-1], "") for name in bad)
-    now = {step: getattr(algorithm, step) for step in steps if step in known}
+    now = {step: getattr(algorithm, step) for step in steps if step in names}
     advice = ", ".join(
         f"{step} (now {v:g})" if isinstance(v, int | float) else f"{step} (now {v})" for step, v in now.items()
     )
@@ -318,4 +310,4 @@ def diverged(algorithm: Algorithm, state: Any) -> Diverged:
         f"round {int(state.round)}: {' and '.join(bad)} became NaN or infinite: "
         f"try a smaller {advice or 'step size'}, or check that the losses are finite."
     )
-    return Diverged(text, int(state.round), tuple(bad))
+    return Diverged(text, int(state.round), tuple(bad), before)

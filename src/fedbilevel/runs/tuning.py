@@ -34,7 +34,7 @@ from fedbilevel.diagnostics import upper_loss
 from fedbilevel.engines.lanes import Shared, number
 from fedbilevel.engines.participation import Participation, participation
 from fedbilevel.engines.plan import Program
-from fedbilevel.errors import Diverged, FedbilevelError, UnknownName
+from fedbilevel.errors import Diverged, FedbilevelError, Interrupted, UnknownName
 from fedbilevel.runs import configuration
 from fedbilevel.runs.experiment import Built, Experiment
 from fedbilevel.runs.settings import Setting, convert, plain
@@ -208,8 +208,7 @@ def _search(
         except _Pruned:
             study.tell(trial, state=_optuna().trial.TrialState.PRUNED)
         except KeyboardInterrupt as interrupt:
-            interrupt.saved = f"The same command with --out {folder} goes on."  # pyright: ignore
-            raise
+            raise Interrupted.of(interrupt, saved=f"The same command with --out {folder} goes on.") from None
     if progress is not None:
         progress(len(done), tuning.trials, _least(done))
     if _least(done) is None:
