@@ -12,10 +12,10 @@ import pytest
 import fedbilevel as fb
 from fedbilevel.core import Client, Clients, Key
 from fedbilevel.core.vectors import Vector, norm
+from fedbilevel.engines.accounting import traffic
 from fedbilevel.engines.messaging.local import Local
 from fedbilevel.engines.participation import Everyone, Independent, Uniform
 from fedbilevel.engines.simulation import Simulation
-from fedbilevel.runs.solve import traffic
 from fedbilevel.tasks import Quadratic
 from helpers import largest_difference, sample_weights
 

@@ -31,6 +31,7 @@ from fedbilevel.report.progress import Display
 from fedbilevel.runs import comparison as comparisons
 from fedbilevel.runs import configuration, execute, interrupts, tuning
 from fedbilevel.runs.experiment import RUN_SETTINGS, Experiment
+from fedbilevel.runs.search_space import Range
 from fedbilevel.storage.files import new_folder, plain_json
 from fedbilevel.tasks import TASKS
 
@@ -318,7 +319,7 @@ def _show_tuned(tuned: tuning.Tuned) -> None:
         table.add_column(heading, justify="right" if heading else "left")
     shown = lambda value: f"{value:.4g}" if isinstance(value, float) else str(value)
     for name, values in tuned.space.items():
-        ranged = isinstance(values, tuning.Range)
+        ranged = isinstance(values, Range)
         searched = f"{values.low:.3g} .. {values.high:.3g}" if ranged else ", ".join(map(str, values.values))
         importance = f"{tuned.importance[name]:.0%}" if name in tuned.importance else "-"
         table.add_row(name, shown(suggested.settings[name]), shown(best.settings[name]), searched, importance)

@@ -8,8 +8,8 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from fedbilevel.engines.accounting import COUNTED
 from fedbilevel.errors import FedbilevelError, UnknownName
-from fedbilevel.runs.solve import COUNTED
 
 
 class Picture(Figure):

@@ -18,11 +18,12 @@ import numpy as np
 
 from fedbilevel.core import Algorithm
 from fedbilevel.core.task import Details, Reference, Task
+from fedbilevel.engines.accounting import traffic
 from fedbilevel.errors import Diverged, FedbilevelError, Interrupted, Stopped
 from fedbilevel.runs import configuration
 from fedbilevel.runs.callbacks import TRACKERS
 from fedbilevel.runs.experiment import Built, Experiment
-from fedbilevel.runs.solve import Result, Row, solve, traffic
+from fedbilevel.runs.solve import Result, Row, solve
 from fedbilevel.storage.checkpoints import Checkpoints
 from fedbilevel.storage.files import alone, new_folder
 from fedbilevel.storage.run_folder import CONFIG, RunFacts, RunFolder

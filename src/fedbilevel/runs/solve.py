@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.core import Algorithm, Tree, as_float
-from fedbilevel.core.task import Task
+from fedbilevel.core.task import Task, digest
 from fedbilevel.core.vectors import is_vector
 from fedbilevel.diagnostics import Diagnostic, Measure, Snapshot, find, measure
+from fedbilevel.engines.accounting import traffic
 from fedbilevel.engines.messaging.local import Local
 from fedbilevel.engines.participation import Participation, participation
 from fedbilevel.engines.plan import Plan
@@ -21,7 +23,7 @@ from fedbilevel.engines.simulation import Batching, Simulation
 from fedbilevel.errors import Diverged, FedbilevelError, Interrupted, UnknownName
 from fedbilevel.runs import interrupts
 from fedbilevel.runs.callbacks import Callback, OnRow, Started
-from fedbilevel.storage.checkpoints import Checkpoints, Saved, fingerprint
+from fedbilevel.storage.checkpoints import Checkpoints, Saved
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -142,7 +144,7 @@ def solve(
         if engine == "local":
             raise FedbilevelError("checkpoints need engine='simulation': clients keep a part of the state.")
         how = (type(runner).__name__, batching, metrics, [d.name for d in watched])
-        run = fingerprint(task, algorithm, chosen, seed, every, given, how)
+        run = _fingerprint(task, algorithm, chosen, seed, every, given, how)
         saved = checkpoints.newest(run, runner.restore)
     history: list[Row] = saved.history if saved else []
     began -= saved.seconds if saved else 0
@@ -237,6 +239,27 @@ def _engine(name: str | Engine, task: Task, algorithm: Algorithm, chosen: Partic
     return Local(task, algorithm, chosen) if name == "local" else Simulation(task, algorithm, chosen, batching)
 
 
+def _fingerprint(
+    task: Task, algorithm: Algorithm, sample: Participation, seed: int, every: int, start: Any, more: Any
+) -> str:
+    """A hash of what determines a run: the data, the algorithm with its hyper-parameters, participation, seed, when it
+    is evaluated and where it starts. The code of the losses cannot be hashed; the shapes of x and y are checked apart.
+    """
+    words = (
+        task.name,
+        dict(task.options),
+        algorithm,
+        sample,
+        seed,
+        every,
+        more,
+        task.layout,
+        task.fingerprint,
+        str(jnp.result_type(float)),
+    )
+    return digest([(repr(words), np.zeros(0)), *(("start", leaf) for leaf in jax.tree.leaves(start))])
+
+
 def _start_values(task: Task, x: Tree, y: Tree) -> tuple[Tree, Tree]:
     """The given x and y as arrays, checked against what the problem's ``init`` gives."""
     first_x, first_y = jax.eval_shape(task.problem.start, jax.random.key(0))
@@ -257,38 +280,6 @@ def _start_values(task: Task, x: Tree, y: Tree) -> tuple[Tree, Tree]:
         checked.append(given)
     return checked[0], checked[1]
 
-
-def traffic(plan: Plan, state: Any) -> Mapping[str, float | int]:
-    """What has been sent and computed so far, by all clients together."""
-    served, calls = np.asarray(state.served, np.int64), np.asarray(state.calls, np.int64)
-    exchanges = plan.all
-    # What is sent once goes to everybody: only then does it stay with the clients.
-    once = (
-        plan.once * int(served[len(plan.start)] // max(1, calls[len(plan.start)]))
-        if plan.once and int(state.round)
-        else 0
-    )
-    down = (once + sum(int(n) * e.bytes_down for n, e in zip(served, exchanges, strict=True))) / 1e6
-    up = sum(int(n) * e.bytes_up for n, e in zip(served, exchanges, strict=True)) / 1e6
-    floats = sum(int(n) * (e.down + e.up) for n, e in zip(served, exchanges, strict=True))
-    oracles = {
-        name: sum(int(n) * e.oracles[name] for n, e in zip(served, exchanges, strict=True))
-        for name in ("Gf", "Gg", "J", "H")
-    }
-    return {
-        "exchanges": int(calls.sum()),
-        "megabytes_down": down,
-        "megabytes_up": up,
-        "megabytes": down + up,
-        "floats": floats,
-        **oracles,
-    }
-
-
-COUNTED = frozenset(
-    ["round", "seconds", "exchanges", "megabytes_down", "megabytes_up", "megabytes", "floats", "Gf", "Gg", "J", "H"]
-)
-"""The columns that every history has; the others are metrics."""
 
 STEP_OF = {"x": "lr_upper", "y": "lr_lower", "u": "lr_adjoint"}
 

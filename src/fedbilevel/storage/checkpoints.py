@@ -12,13 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from fedbilevel.core import Algorithm
-from fedbilevel.core.task import Task, digest
-from fedbilevel.engines.participation import Participation
+from fedbilevel.core.task import digest
 from fedbilevel.errors import FedbilevelError, FedbilevelWarning, NoQuorum
 from fedbilevel.storage.arrays import decode, encode
 from fedbilevel.storage.files import write_atomically
@@ -110,24 +106,3 @@ def check_checkpoints(seconds: float, keep: int) -> None:
 
 def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
     return digest((name, arrays[name]) for name in sorted(arrays))
-
-
-def fingerprint(
-    task: Task, algorithm: Algorithm, sample: Participation, seed: int, every: int, start: Any, more: Any
-) -> str:
-    """A hash of what determines a run: the data, the algorithm with its hyper-parameters, participation, seed, when it
-    is evaluated and where it starts. The code of the losses cannot be hashed; the shapes of x and y are checked apart.
-    """
-    words = (
-        task.name,
-        dict(task.options),
-        algorithm,
-        sample,
-        seed,
-        every,
-        more,
-        task.layout,
-        task.fingerprint,
-        str(jnp.result_type(float)),
-    )
-    return digest([(repr(words), np.zeros(0)), *(("start", leaf) for leaf in jax.tree.leaves(start))])

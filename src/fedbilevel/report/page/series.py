@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from fedbilevel.engines.accounting import COUNTED
 from fedbilevel.runs.settings import Setting
-from fedbilevel.runs.solve import COUNTED
 from fedbilevel.storage.load import runs as runs_at
 from fedbilevel.storage.run_folder import Run
 
