@@ -10,7 +10,7 @@ import fedbilevel as fb
 from fedbilevel.errors import Names
 from fedbilevel.runs import grid
 from fedbilevel.runs.experiment import Experiment
-from fedbilevel.runs.grid import Place
+from fedbilevel.runs.grid import PlannedRun
 from fedbilevel.storage.run_folder import RunFolder
 
 
@@ -28,7 +28,7 @@ def _missing(*_: Any) -> Any:
 def test_a_programming_error_of_a_member_is_kept_with_its_type_and_traceback(
     make: Any, failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places = [Place(tmp_path / name, Experiment(name, "fedbio", 2)) for name in ("wrong", "quadratic")]
+    places = [PlannedRun(tmp_path / name, Experiment(name, "fedbio", 2)) for name in ("wrong", "quadratic")]
     tasks = {"wrong": make, "quadratic": fb.tasks.quadratic}
     monkeypatch.setattr("fedbilevel.runs.experiment.TASKS", Names("task", tasks))
     grid.run([places], jobs=1)
@@ -48,7 +48,7 @@ def test_a_programming_error_of_a_member_is_kept_with_its_type_and_traceback(
 
 
 def test_a_run_that_finished_elsewhere_is_not_said_to_have_failed(tmp_path: Path) -> None:
-    place = Place(tmp_path / "run", Experiment("quadratic", "fedbio", 2))
+    place = PlannedRun(tmp_path / "run", Experiment("quadratic", "fedbio", 2))
     RunFolder(place.folder).enter("finished")
     assert not RunFolder(place.folder).fail("its process died (out of memory?).")
     assert place.settled

@@ -356,7 +356,7 @@ def reproduce(
     """Run an experiment of a paper again: its numbers beside ours, and whether its claims hold."""
     if list_ or id is None:
         table = Table("experiment", "what it is", "in the paper", "seeds")
-        for name in reproduction.known():
+        for name in reproduction.names():
             made = reproduction.read(name)
             table.add_row(name, made.title, made.where, str(made.seeds))
         console.print(table)

@@ -7,6 +7,9 @@ import numpy as np
 
 from fedbilevel.engines.plan import Plan
 
+ORACLES = ("Gf", "Gg", "J", "H")
+"""Gradients of the upper and the lower loss, cross products, Hessian products."""
+
 COUNTED = frozenset(
     ["round", "seconds", "exchanges", "megabytes_down", "megabytes_up", "megabytes", "floats", "Gf", "Gg", "J", "H"]
 )
@@ -26,10 +29,7 @@ def traffic(plan: Plan, state: Any) -> Mapping[str, float | int]:
     down = (once + sum(int(n) * e.bytes_down for n, e in zip(served, exchanges, strict=True))) / 1e6
     up = sum(int(n) * e.bytes_up for n, e in zip(served, exchanges, strict=True)) / 1e6
     floats = sum(int(n) * (e.down + e.up) for n, e in zip(served, exchanges, strict=True))
-    oracles = {
-        name: sum(int(n) * e.oracles[name] for n, e in zip(served, exchanges, strict=True))
-        for name in ("Gf", "Gg", "J", "H")
-    }
+    oracles = {name: sum(int(n) * e.oracles[name] for n, e in zip(served, exchanges, strict=True)) for name in ORACLES}
     return {
         "exchanges": int(calls.sum()),
         "megabytes_down": down,

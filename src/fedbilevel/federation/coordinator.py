@@ -22,7 +22,7 @@ from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation import process, project
 from fedbilevel.federation.server import FOLDER, STUDY
 from fedbilevel.federation.study import Study
-from fedbilevel.federation.worker import RUN
+from fedbilevel.federation.worker import RUN_NAME
 from fedbilevel.storage.files import alone, write_atomically
 from fedbilevel.storage.run_folder import INFO, UNDER_WAY, RunFolder
 
@@ -241,7 +241,7 @@ def wanted_runs(folder: Path) -> Iterator[str]:
 
 def want(folder: Path, study: Path, name: str) -> Path:
     """Ask for a run; its folder."""
-    if not RUN.fullmatch(name):
+    if not RUN_NAME.fullmatch(name):
         raise FedbilevelError(f"'{name}' is no name of a run: use letters, digits, '.', '_' and '-'.")
     Study.read(study).quorum(len(project.load(folder).sites))  # refuses what is wrong
     run = folder / "runs" / name

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 SETTINGS, LEDGER, SECRET = "site.json", "served.jsonl", "secret"
-RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,100}")
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,100}")
 """Names of runs: they become folders."""
 
 
@@ -155,7 +155,7 @@ class Worker:
         self.study = self.examples = self.party = None
         if reason := study.difference(header["copy"], study.facts_of_copy()):
             raise FedbilevelError(reason)
-        if not RUN.fullmatch(header["run"]):
+        if not RUN_NAME.fullmatch(header["run"]):
             raise FedbilevelError("this is no name of a run.")
         self.run, self.clients = header["run"], header["clients"]
         given = study.from_text(header["study"], self.folder / "runs" / self.run)

@@ -45,13 +45,13 @@ class Watch(ThreadingHTTPServer):
 
     def mark(self) -> str:
         """Changes whenever a file that is shown does."""
-        found = []
+        files = []
         for folder in sorted({file.parent for file in self.path.rglob(INFO)}):
             for file in sorted([*(folder / name for name in (INFO, CONFIG, RECORDS)), *folder.glob("*.png")]):
                 if file.exists():
                     about = file.stat()
-                    found.append((str(file), about.st_mtime_ns, about.st_size))
-        return hashlib.sha256(repr(found).encode()).hexdigest()[:32]
+                    files.append((str(file), about.st_mtime_ns, about.st_size))
+        return hashlib.sha256(repr(files).encode()).hexdigest()[:32]
 
     def news(self, mark: str) -> bytes:
         """What the page shows, made once for every change."""

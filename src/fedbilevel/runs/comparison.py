@@ -17,7 +17,7 @@ from fedbilevel.engines.plan import Program
 from fedbilevel.errors import FedbilevelError, Interrupted, UnknownName
 from fedbilevel.runs import grid
 from fedbilevel.runs.experiment import Experiment
-from fedbilevel.runs.grid import Place, band
+from fedbilevel.runs.grid import PlannedRun, band
 from fedbilevel.runs.settings import Setting
 from fedbilevel.storage.files import new_folder, write_atomically
 from fedbilevel.storage.load import runs
@@ -59,7 +59,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Member(grid.Member):
+class ComparedRun(grid.Member):
     """One run of a comparison."""
 
     algorithm: str
@@ -71,11 +71,11 @@ class Compared:
     """All runs, and where their folders are."""
 
     comparison: Comparison
-    members: list[Member]
+    members: list[ComparedRun]
     folder: Path
     seconds: float
 
-    def of(self, algorithm: str) -> list[Member]:
+    def of(self, algorithm: str) -> list[ComparedRun]:
         """The runs of an algorithm, one per seed."""
         return [m for m in self.members if m.algorithm == algorithm]
 
@@ -138,15 +138,19 @@ def run(
         grid.run(groups, progress, jobs)
     except KeyboardInterrupt as interrupt:
         raise Interrupted.of(interrupt, saved=f"Go on with: fedbilevel resume {folder}") from None
-    members = [Member(runs(place.folder)[0], name, seed) for name, seed, place in places]
+    members = [ComparedRun(runs(place.folder)[0], name, seed) for name, seed, place in places]
     if not any(member.done for member in members):
         raise FedbilevelError(f"every run failed; the first one said: {members[0].failure}")
     return Compared(comparison, members, folder, time.perf_counter() - began)
 
 
-def _places(comparison: Comparison, folder: Path) -> list[tuple[str, int, Place]]:
+def _places(comparison: Comparison, folder: Path) -> list[tuple[str, int, PlannedRun]]:
     return [
-        (name, seed, Place(folder / f"{name}-seed{seed}", replace(comparison.experiment(name, seed), references=False)))
+        (
+            name,
+            seed,
+            PlannedRun(folder / f"{name}-seed{seed}", replace(comparison.experiment(name, seed), references=False)),
+        )
         for name in comparison.algorithms
         for seed in comparison.seeds
     ]
@@ -174,13 +178,13 @@ def read(folder: Path) -> Comparison:
         raise FedbilevelError(f"{folder / COMPARISON} cannot be read ({error}).") from None
 
 
-def last(members: Sequence[Member], metric: str) -> tuple[float, float]:
+def last(members: Sequence[ComparedRun], metric: str) -> tuple[float, float]:
     """Mean and standard deviation over seeds at the end."""
     mean, deviation = band([m.history for m in members if m.done], metric)
     return float(mean[-1]), float(deviation[-1])
 
 
-def per_client(member: Member, name: str) -> float:
+def per_client(member: ComparedRun, name: str) -> float:
     """A count over all clients at the end of a run, as a mean per client."""
     return member.history[-1][name] / member.run.info["clients"] if member.done else 0.0
 

@@ -192,17 +192,17 @@ class _Members:
         if not reference.others:
             return self.one(reference.label, reference.algorithm, reference.x)
         starts = [reference.x, *reference.others]
-        found: list[Result] = []
+        results: list[Result] = []
         for n, x in enumerate(starts, 1):
             try:
-                found.append(self.one(f"{reference.label}-{n}", reference.algorithm, x))
+                results.append(self.one(f"{reference.label}-{n}", reference.algorithm, x))
             except Diverged:
-                if n == len(starts) and not found:
+                if n == len(starts) and not results:
                     raise
-        best = min(found, key=lambda result: result.metrics[reference.by])
+        best = min(results, key=lambda result: result.metrics[reference.by])
         paid = {*traffic(best.plan, best.state), "seconds"}
         history = [{k: len(starts) * v if k in paid else v for k, v in row.items()} for row in best.history]
-        return dataclasses.replace(best, history=history, seconds=sum(result.seconds for result in found))
+        return dataclasses.replace(best, history=history, seconds=sum(result.seconds for result in results))
 
 
 def describe(built: Built, folder: Path) -> RunFacts:

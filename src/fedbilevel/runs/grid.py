@@ -20,7 +20,7 @@ from fedbilevel.runs.processes import DIED, cores
 from fedbilevel.storage.run_folder import Run, RunFolder
 
 
-class Place(NamedTuple):
+class PlannedRun(NamedTuple):
     """An experiment and the folder of its run."""
 
     folder: Path
@@ -79,7 +79,9 @@ def seconds(members: Sequence[Member]) -> float:
     return sum(member.history[-1]["seconds"] for member in members if member.done)
 
 
-def run(groups: Sequence[Sequence[Place]], progress: Callable[[int, int], None] | None = None, jobs: int = 0) -> None:
+def run(
+    groups: Sequence[Sequence[PlannedRun]], progress: Callable[[int, int], None] | None = None, jobs: int = 0
+) -> None:
     """Run all that have no result yet, also those that failed before by other reasons than that they diverged; whatever
     fails is in its run folder.
 
@@ -102,7 +104,7 @@ def run(groups: Sequence[Sequence[Place]], progress: Callable[[int, int], None] 
             _run_group(group, tell)
 
 
-def _run_group(group: Sequence[Place], tell: Callable[[], None] | None = None) -> None:
+def _run_group(group: Sequence[PlannedRun], tell: Callable[[], None] | None = None) -> None:
     """One after the other."""
     for place in group:
         try:
@@ -115,12 +117,12 @@ def _run_group(group: Sequence[Place], tell: Callable[[], None] | None = None) -
             tell()
 
 
-def _fail(place: Place, why: Exception | str, before: str = "") -> None:
+def _fail(place: PlannedRun, why: Exception | str, before: str = "") -> None:
     """Say in a member's folder that it failed."""
     RunFolder(place.folder).fail(why, before, task=place.experiment.task, name=place.folder.name)
 
 
-def _in_processes(groups: Sequence[Sequence[Place]], workers: int, tell: Callable[[], None]) -> None:
+def _in_processes(groups: Sequence[Sequence[PlannedRun]], workers: int, tell: Callable[[], None]) -> None:
     """A process that dies fails the member it was at, and no other."""
     left = list(groups)
     while left:

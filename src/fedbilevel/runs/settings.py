@@ -101,7 +101,13 @@ class Settings(dict[str, Any]):
                 raise FedbilevelError(f"'{setting.name}' is an option of both {who}: write {keys}.")
 
 
-KINDS = {bool: "true or false", int: "a whole number", float: "a number", tuple: "numbers such as 1,3", str: "a text"}
+VALUE_KINDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    tuple: "numbers such as 1,3",
+    str: "a text",
+}
 
 
 def convert(name: str, value: Any, default: Any, place: str = "") -> Any:
@@ -134,7 +140,7 @@ def convert(name: str, value: Any, default: Any, place: str = "") -> Any:
     except FedbilevelError as error:
         raise FedbilevelError(f"{place}{name}: {error}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise FedbilevelError(f"{place}{name} must be {KINDS[type(default)]}, not {value!r}.") from None
+        raise FedbilevelError(f"{place}{name} must be {VALUE_KINDS[type(default)]}, not {value!r}.") from None
     return value
 
 
