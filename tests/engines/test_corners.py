@@ -160,7 +160,7 @@ def test_a_lost_message_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
         lost.setattr(party, "handle", lambda message: b"")
         state = engine.advance(state, 1)
     assert {(failure.round, failure.client) for failure in engine.failures} == {(1, 2)}
-    assert "no message" in engine.failures[0].reason
+    assert "not a message" in engine.failures[0].reason
     state = engine.advance(state, 3)
     assert len(engine.failures) == 1
 

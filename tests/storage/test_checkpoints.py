@@ -40,10 +40,10 @@ def test_from_python(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "why"),
     [
-        (lambda raw: raw[: len(raw) // 2], "this is no message of fedbilevel"),
-        (lambda raw: b"", "this is no message of fedbilevel"),
+        (lambda raw: raw[: len(raw) // 2], "this is not a message of fedbilevel"),
+        (lambda raw: b"", "this is not a message of fedbilevel"),
         (lambda raw: raw[:-4] + bytes(4), "its contents are damaged"),
-        (lambda raw: encode({"method": "descend"}, {"a": np.zeros(2)}), "it is no checkpoint of fedbilevel"),
+        (lambda raw: encode({"method": "descend"}, {"a": np.zeros(2)}), "it is not a checkpoint of fedbilevel"),
         (lambda raw: encode({**decode(raw)[0], "run": "other"}, decode(raw)[1]), "another configuration or other data"),
     ],
 )

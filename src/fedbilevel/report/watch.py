@@ -23,7 +23,7 @@ class Watch(ThreadingHTTPServer):
 
     def __init__(self, path: Path, port: int = 0) -> None:
         self.path = Path(path)
-        page.content([self.path])  # refuses what is no folder of runs
+        page.content([self.path])  # refuses what is not a folder of runs
         self._lock = threading.Lock()
         try:
             super().__init__((HOST, port), _Handler)

@@ -33,7 +33,7 @@ CURVE_AXES = {
 
 @dataclass(frozen=True)
 class ResultColumn:
-    """A number of the table: a metric at the end, or ``at`` so many rounds or exchanges; times ``scale``. ``along``
+    """A number of the table: a metric at the end, or ``at`` a number of rounds or exchanges; times ``scale``. ``along``
     is what is counted, if it is not what the curves are drawn against.
     """
 

@@ -30,8 +30,8 @@ from fedbilevel.storage.run_folder import CONFIG, RunFacts, RunFolder
 
 
 class Progress(Protocol):
-    """Whoever wants to show how far a run of so many rounds is: called with None when it begins, then with every row
-    of its history.
+    """Whoever wants to show how far a run is: called with its label, its number of rounds, and None when it begins,
+    then every row of its history.
     """
 
     def __call__(self, label: str, rounds: int, row: Row | None) -> None: ...

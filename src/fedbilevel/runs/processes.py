@@ -46,7 +46,7 @@ def calls(
     save what they have.
 
     Args:
-        function: called with each of the arguments, at most so many times at once.
+        function: called with each of the arguments, in at most ``workers`` processes at once.
         arguments: in the order in which they are begun.
         workers: processes of one thread each. What one call compiles or reads, a later one in the same process has.
         tell: called every half a second.

@@ -21,7 +21,7 @@ REDUCTION = 3
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting and what became of it; ``value`` is its last validation loss, after so many rounds."""
+    """One setting and what became of it; ``value`` is its last validation loss, after ``rounds``."""
 
     number: int
     state: str  # "complete", "pruned" or "diverged"
@@ -104,7 +104,7 @@ def give_up(study: Any, trial: Any) -> None:
 
 
 def behind(trial: Any, after: int) -> bool:
-    """Whether a trial is not among the best third after so many rounds, of those that came so far and did not diverge
+    """Whether a trial is not among the best third after some rounds, of those that came so far and did not diverge
     later.
     """
     failed = _optuna().trial.TrialState.FAIL

@@ -218,7 +218,7 @@ def observe(engine: Engine, state: Any, seconds: float, metrics: bool) -> Row:
 
 
 def check_rounds(rounds: Any, every: Any) -> None:
-    """Refuse what are no numbers of rounds."""
+    """Refuse what is not a number of rounds."""
     if not isinstance(rounds, Integral) or rounds < 0:
         raise FedbilevelError(f"rounds must be a whole number that is not negative, but is {rounds}.")
     if every is not None and (not isinstance(every, Integral) or every < 1):
@@ -226,7 +226,7 @@ def check_rounds(rounds: Any, every: Any) -> None:
 
 
 def check_seed(seed: Any) -> None:
-    """Refuse what is no seed."""
+    """Refuse what is not a seed."""
     if not isinstance(seed, Integral) or not 0 <= int(seed) < 2**32:
         raise FedbilevelError(f"seed must be a whole number from 0 to 4294967295, but is {seed}.")
 

@@ -82,7 +82,7 @@ class Checkpoints:
             try:
                 header, arrays = decode(path.read_bytes())
                 if {"run", "history", "seconds", "checksum"} - header.keys():
-                    raise FedbilevelError("it is no checkpoint of fedbilevel.")
+                    raise FedbilevelError("it is not a checkpoint of fedbilevel.")
                 if header["checksum"] != _checksum(arrays):
                     raise FedbilevelError("its contents are damaged.")
                 if header["run"] != run:

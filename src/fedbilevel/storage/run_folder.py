@@ -100,7 +100,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """ "finished", "failed", "interrupted", "running", or "killed": it was running, and its process is no more."""
+        """ "finished", "failed", "interrupted", "running", or "killed": it was running, and its process is gone."""
         status = self.info.get("status", "running")
         return "killed" if status == "running" and not process_exists(self.info.get("process")) else status
 

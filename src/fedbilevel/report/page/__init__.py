@@ -250,9 +250,8 @@ def _differences(mains: Sequence[Series]) -> list[tuple[str, list[str]]]:
     for key, values in differences(configs):
         own = [[exact(v) for v, column in zip(values, columns, strict=True) if column == n] for n in range(len(mains))]
         cells = [", ".join(dict.fromkeys(each)) for each in own]
-        if (
-            key not in SEED_KEYS or len(mains) == 1 or len(set(cells)) > 1
-        ):  # the same seeds everywhere are no difference
+        # The same seeds everywhere are not a difference.
+        if key not in SEED_KEYS or len(mains) == 1 or len(set(cells)) > 1:
             shown.append((key, cells))
     return sorted(shown, key=lambda row: row[1].count("-"))  # what all have first
 
