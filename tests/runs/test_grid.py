@@ -52,3 +52,12 @@ def test_a_run_that_finished_elsewhere_is_not_said_to_have_failed(tmp_path: Path
     RunFolder(place.folder).enter("finished")
     assert not RunFolder(place.folder).fail("its process died (out of memory?).")
     assert place.settled
+
+
+def test_an_error_after_the_last_round_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = {"wrong": lambda: replace(fb.tasks.quadratic(), details=_missing, references=[])}
+    monkeypatch.setattr("fedbilevel.runs.experiment.TASKS", Names("task", tasks))
+    with pytest.raises(KeyError):
+        Experiment("wrong", "fedbio", 2).run(tmp_path / "run")
+    info = RunFolder(tmp_path / "run").info()
+    assert (info["status"], info["failure"]) == ("failed", "KeyError: 'x'")

@@ -71,9 +71,7 @@ def resume(folder: Path | str, rounds: int | None = None, progress: Progress | N
         rounds: go on to more rounds than the run was begun with.
     """
     folder = Path(folder)
-    if not RunFolder(folder).begun:
-        raise FedbilevelError(f"{folder} is not a run folder: it has no {CONFIG}.")
-    RunFolder(folder).info()  # refuses the folder of a newer version
+    RunFolder(folder).check()
     experiment = Experiment.read(folder / CONFIG)
     if rounds is not None:
         if experiment.rounds is not None and rounds < experiment.rounds:
@@ -86,43 +84,49 @@ def resume(folder: Path | str, rounds: int | None = None, progress: Progress | N
 
 def _run(built: Built, folder: Path, progress: Progress | None) -> Finished:
     with alone(folder):
-        return _run_alone(built, folder, progress)
+        return _run_alone(built, RunFolder(folder), progress)
 
 
-def _run_alone(built: Built, folder: Path, progress: Progress | None) -> Finished:
+def _run_alone(built: Built, folder: RunFolder, progress: Progress | None) -> Finished:
     began = time.perf_counter()
     experiment, task, algorithm, _ = built
-    place = RunFolder(folder)
-    place.write_config(configuration.write(built.config()))
-    place.begin(**describe(built, folder))
-    finish = _Members(built, place, progress)
+    folder.write_config(configuration.write(built.config()))
+    folder.begin(**describe(built, folder.path))
+    members = _Members(built, folder, progress)
     references: dict[str, Result] = {}
     wanted = task.references if experiment.references else ()
 
     def keep(stopped: Stopped) -> None:
         """What the run itself has, if it was the one that stopped."""
         if stopped.result is not None and len(references) == len(wanted):
-            _save_solution(stopped.result, place)
-        stopped.saved = f"The records so far are in {folder}."
+            _save_solution(stopped.result, folder)
+        stopped.saved = f"The records so far are in {folder.path}."
 
     try:
         for reference in wanted:
-            references[reference.label] = finish.reference(reference)
-        result = finish.one(str(experiment.algorithm), algorithm)
+            references[reference.label] = members.reference(reference)
+        result = members.one(str(experiment.algorithm), algorithm)
+        return _finish(built, folder, result, references, began)
     except KeyboardInterrupt as interrupt:
-        place.enter("interrupted", failure="")
+        folder.enter("interrupted", failure="")
         stopped = Interrupted.of(interrupt)
         keep(stopped)
         if experiment.engine == "simulation":
-            stopped.saved = f"Go on with: fedbilevel resume {folder}"
+            stopped.saved = f"Go on with: fedbilevel resume {folder.path}"
         raise stopped from None
     except Exception as error:
-        place.fail(error)
+        folder.fail(error)
         if isinstance(error, Diverged):
             keep(error)
         raise
 
-    _save_solution(result, place)
+
+def _finish(
+    built: Built, folder: RunFolder, result: Result, references: Mapping[str, Result], began: float
+) -> Finished:
+    """Write what came out: the solution, a summary, and what the task shows of its solution."""
+    experiment, task, algorithm, _ = built
+    _save_solution(result, folder)
     summary = {**{k: v for k, v in result.metrics.items() if k != "round"}, "rounds": result.metrics["round"]}
     for label, reference in references.items():
         summary |= {f"{name}_{label}": reference.metrics[name] for name in task.headline if name in reference.metrics}
@@ -131,23 +135,20 @@ def _run_alone(built: Built, folder: Path, progress: Progress | None) -> Finishe
         "algorithm": experiment.algorithm,
         "task": experiment.task,
         "seed": experiment.seed,
-        "folder": str(folder),
+        "folder": str(folder.path),
     }
-    finished = Finished(folder, task, algorithm, result, references, summary)
+    finished = Finished(folder.path, task, algorithm, result, references, summary)
+    table = None
     if task.details is not None and experiment.references:
         details = task.details(finished.results)
         finished = dataclasses.replace(finished, details=details)
-        with (folder / "details.csv").open("w", newline="") as file:
+        with (folder.path / "details.csv").open("w", newline="") as file:
             csv.writer(file).writerows([details.headings, *details.rows])
+        rows = [[cell.item() if isinstance(cell, np.generic) else cell for cell in row] for row in details.rows]
+        table = {"title": details.title, "headings": list(details.headings), "rows": rows}
     if task.files is not None and experiment.references:
-        task.files(finished.results, folder)
-    shown = None
-    if finished.details is not None:
-        rows = [
-            [cell.item() if isinstance(cell, np.generic) else cell for cell in row] for row in finished.details.rows
-        ]
-        shown = {"title": finished.details.title, "headings": list(finished.details.headings), "rows": rows}
-    place.finish(summary, shown)
+        task.files(finished.results, folder.path)
+    folder.finish(summary, table)
     return finished
 
 

@@ -128,6 +128,12 @@ class RunFolder:
         """Whether it holds a run that can go on."""
         return (self.path / CONFIG).exists()
 
+    def check(self) -> None:
+        """Refuse a folder that this version cannot go on with."""
+        if not self.begun:
+            raise FedbilevelError(f"{self.path} is not a run folder: it has no {CONFIG}.")
+        self.info()
+
     # Reading.
 
     def info(self) -> dict[str, Any]:
@@ -217,7 +223,7 @@ class RunFolder:
             if info.get("status") not in ("failed", "stopped"):
                 return False
             (self.path / FAILURE).unlink(missing_ok=True)
-            self._write({**info, "status": "wanted", "failure": ""})
+            self._write({**info, "status": "wanted", "failure": "", "diverged": False})
             return True
 
     def forget_failure(self) -> None:
