@@ -23,8 +23,9 @@ from rich.table import Table
 from fedbilevel.engines.plan import plan
 from fedbilevel.federation import coordinator, process, project
 from fedbilevel.federation.demo import child, free_port
-from fedbilevel.federation.server import EXCHANGES, status
+from fedbilevel.federation.server import EXCHANGES
 from fedbilevel.federation.study import Study
+from fedbilevel.storage.run_folder import RunFolder
 
 SIZES, SITES, ROUNDS = (1_000, 160_000, 5_000_000), 5, 30
 OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
@@ -51,10 +52,10 @@ def federation(folder: Path) -> tuple[dict[str, Any], Path]:
             kit = [str(project.kit(home, name)), "--data", "builtin", "--largest-upload", "1000"]
             children.append(child(["join", *kit, "--folder", str(folder / name)], folder / f"{name}.log"))
         run = coordinator.want(home, folder / "study.toml", "bench")
-        while status(run).get("status") not in ("finished", "failed"):
+        while (info := RunFolder(run).info()).get("status") not in ("finished", "failed"):
             time.sleep(1)
-        if status(run)["status"] == "failed":
-            raise SystemExit(f"the run failed: {status(run)['failure']}")
+        if info["status"] == "failed":
+            raise SystemExit(f"the run failed: {info['failure']}")
     finally:
         process.end(*children, seconds=15.0)
     return json.loads((run / "probe.json").read_text()), run

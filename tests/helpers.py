@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import signal
+import subprocess
 import sys
 import warnings
 from dataclasses import dataclass
@@ -155,6 +156,14 @@ def sample_weights(clients: int = 5, samples: int = 6, private: bool = True) -> 
     first = lambda m: 0 if private else m * samples
     data = [{"train": rows(samples - m % 2, first(m)), "val": rows(3, 0)} for m in range(clients)]
     return fb.Task(problem, data, batch_size={"train": 2, "val": None})
+
+
+def fedbilevel(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own, as people use it."""
+    command = [sys.executable, "-m", "fedbilevel", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=cwd, timeout=300, env={**os.environ, "COLUMNS": "120"}
+    )
 
 
 def here(*arguments: str, cwd: Path) -> tuple[int, str]:

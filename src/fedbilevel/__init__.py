@@ -49,13 +49,14 @@ from fedbilevel.core.task import Task
 from fedbilevel.core.vectors import Vector
 from fedbilevel.engines.participation import Independent, Uniform
 from fedbilevel.engines.plan import plan
-from fedbilevel.errors import Diverged, FedbilevelError
+from fedbilevel.errors import Diverged, FedbilevelError, Interrupted, Stopped
 from fedbilevel.runs.callbacks import Callback, MLflow, TensorBoard
-from fedbilevel.runs.experiment import Experiment, resume
-from fedbilevel.runs.solve import Result, Stopped, solve
+from fedbilevel.runs.execute import resume
+from fedbilevel.runs.experiment import Experiment
+from fedbilevel.runs.solve import Result, solve
 from fedbilevel.runs.sweep import sweep
 from fedbilevel.storage.checkpoints import Checkpoints
-from fedbilevel.storage.records import load
+from fedbilevel.storage.load import load
 from fedbilevel.tasks import TASKS
 
 __version__ = version("fedbilevel")
@@ -92,6 +93,7 @@ __all__ = [
     "FedNest",
     "FedbilevelError",
     "Independent",
+    "Interrupted",
     "LFedNest",
     "LocalBSGVRM",
     "Lookup",

@@ -1,4 +1,4 @@
-"""What goes wrong in a way the user can mend: one sentence that says what and how."""
+"""What goes wrong in a way the user can fix: one sentence that says what and how."""
 
 import difflib
 import importlib
@@ -12,8 +12,8 @@ class FedbilevelError(Exception):
     """An error whose message is meant for the user. The command line prints it and exits with code 2."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """From one process to another, whatever arguments it was made of."""
-        return _made, (type(self), self.args, self.__dict__)
+        """From one process to another, whatever arguments it was made of; results stay where they are."""
+        return _made, (type(self), self.args, {k: v for k, v in self.__dict__.items() if k != "result"})
 
 
 def _made(kind: type[FedbilevelError], args: tuple[Any, ...], attributes: dict[str, Any]) -> FedbilevelError:
@@ -27,13 +27,42 @@ class FedbilevelWarning(UserWarning):
     """Something the user should know, in one sentence; the run goes on."""
 
 
-class Diverged(FedbilevelError):
-    """A run produced NaN or infinity."""
+class Stopped(BaseException):
+    """A run ended early: it was :class:`Interrupted`, or :class:`Diverged`.
 
-    def __init__(self, message: str, round: int, variables: tuple[str, ...]) -> None:
+    ``result`` is the :class:`Result` of the rounds before, None if there were none; ``saved`` says where it is kept or
+    how to go on, if somebody knows.
+
+    >>> try:  # doctest: +SKIP
+    ...     result = fb.solve(task, algorithm, rounds=10_000)
+    ... except fb.Stopped as stopped:
+    ...     result = stopped.result
+    """
+
+    result: Any = None
+    saved: str = ""
+
+
+class Diverged(FedbilevelError, Stopped):
+    """A run produced NaN or infinity, in this ``round``, in these ``variables``."""
+
+    def __init__(self, message: str, round: int, variables: tuple[str, ...], result: Any = None) -> None:
         super().__init__(message)
         self.round = round
         self.variables = variables
+        self.result = result
+
+
+class Interrupted(KeyboardInterrupt, Stopped):
+    """A run was interrupted by Ctrl-C. It is a KeyboardInterrupt, too."""
+
+    @classmethod
+    def of(cls, interrupt: KeyboardInterrupt, result: Any = None, saved: str = "") -> "Interrupted":
+        """An interrupt that carries what there was; one that does already gets what is new."""
+        stopped = interrupt if isinstance(interrupt, Interrupted) else cls().with_traceback(interrupt.__traceback__)
+        stopped.result = stopped.result if result is None else result
+        stopped.saved = saved or stopped.saved
+        return stopped
 
 
 class NoQuorum(FedbilevelError):
@@ -59,6 +88,11 @@ class Names(dict[str, T]):
     def __init__(self, kind: str, table: dict[str, T]) -> None:
         super().__init__(table)
         self.kind = kind
+
+    def check(self, name: str, place: str = "") -> None:
+        """Refuse a name that is not in the table; ``place`` says where it was written."""
+        if name not in self:
+            raise UnknownName(self.kind, name, self, place)
 
     def __missing__(self, name: str) -> T:
         raise UnknownName(self.kind, name, self)

@@ -1,24 +1,15 @@
 """The command line in processes of its own, as people use it."""
 
 import json
-import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from helpers import INTERRUPTIBLE, here
-
-
-def fedbilevel(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fedbilevel", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, cwd=cwd, timeout=300, env={**os.environ, "COLUMNS": "120"}
-    )
+from helpers import INTERRUPTIBLE, fedbilevel, here
 
 
 def test_run_shows_a_table_and_says_where(tmp_path: Path) -> None:

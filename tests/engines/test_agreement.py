@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
+from fedbilevel.engines.accounting import traffic
 from fedbilevel.engines.messaging.local import Local
 from fedbilevel.engines.messaging.server import Blocks
 from fedbilevel.engines.participation import Everyone, Fixed, Independent, Uniform, participation
 from fedbilevel.engines.simulation import Simulation, compiled_advance
-from fedbilevel.runs.solve import traffic
 from fedbilevel.storage import arrays as messages
 from fedbilevel.tasks import Quadratic
 from helpers import UsesEverything, assert_same_counts, largest_difference, sample_weights

@@ -12,10 +12,10 @@ import pytest
 import fedbilevel as fb
 from fedbilevel.core import Client, Clients, Key
 from fedbilevel.core.vectors import Vector, norm
+from fedbilevel.engines.accounting import traffic
 from fedbilevel.engines.messaging.local import Local
 from fedbilevel.engines.participation import Everyone, Independent, Uniform
 from fedbilevel.engines.simulation import Simulation
-from fedbilevel.runs.solve import traffic
 from fedbilevel.tasks import Quadratic
 from helpers import assert_same_counts, largest_difference, sample_weights
 
@@ -160,7 +160,7 @@ def test_a_lost_message_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
         lost.setattr(party, "handle", lambda message: b"")
         state = engine.advance(state, 1)
     assert {(failure.round, failure.client) for failure in engine.failures} == {(1, 2)}
-    assert "no message" in engine.failures[0].reason
+    assert "not a message" in engine.failures[0].reason
     state = engine.advance(state, 3)
     assert len(engine.failures) == 1
 
@@ -171,9 +171,7 @@ def test_infinite_private_blocks_are_noticed(engine: Any) -> None:
     problem = replace(sample_weights().problem, upper=lambda x, y, b: 1e150 * x.sum() + (y @ y))
     with pytest.raises(fb.Diverged, match="became NaN or infinite") as caught:
         fb.solve(replace(sample_weights(), problem=problem), algorithm, rounds=20, every=1, engine=engine)
-    stopped = caught.value.__cause__
-    assert isinstance(stopped, fb.Stopped)
-    assert np.isfinite(stopped.result.x).all()
+    assert np.isfinite(caught.value.result.x).all()
 
 
 @pytest.mark.parametrize("engine", ["simulation", "local"])

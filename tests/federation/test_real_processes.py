@@ -22,6 +22,7 @@ import tomli_w
 
 import fedbilevel as fb
 from fedbilevel.storage.arrays import decode, named_leaves
+from fedbilevel.storage.run_folder import RunFolder
 
 pytest.importorskip("nvflare")
 
@@ -29,11 +30,15 @@ from fedbilevel.federation import coordinator, process, project
 from fedbilevel.federation.cli import missing
 from fedbilevel.federation.demo import child, free_port
 from fedbilevel.federation.join import obstacle
-from fedbilevel.federation.server import EXCHANGES, status
+from fedbilevel.federation.server import EXCHANGES
 from fedbilevel.federation.study import Study
 from helpers import INTERRUPTIBLE
 
 SITES = ("north", "east", "south")
+
+
+def status(run: Path) -> dict[str, Any]:
+    return RunFolder(run).info()
 
 
 def quadratic(**more: Any) -> dict[str, Any]:

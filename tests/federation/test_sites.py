@@ -19,12 +19,13 @@ from fedbilevel.engines.messaging.server import Messaging
 from fedbilevel.engines.participation import Everyone
 from fedbilevel.engines.plan import trace
 from fedbilevel.engines.program import Program
-from fedbilevel.federation import coordinator, join, project, schema, server
+from fedbilevel.federation import coordinator, join, project, schema
 from fedbilevel.federation.engine import Federation
 from fedbilevel.federation.preview import preview
 from fedbilevel.federation.study import Study, difference, facts_of_copy, plan_digest, server_task, site_task
 from fedbilevel.federation.worker import LEDGER, Limits, Settings, Worker
 from fedbilevel.storage.arrays import decode, encode
+from fedbilevel.storage.run_folder import RunFolder
 from fedbilevel.tasks.sites import divided, together
 from helpers import here
 
@@ -518,7 +519,7 @@ def made(tmp_path: Path) -> tuple[Path, coordinator.Coordinator]:
 
 def test_a_party_that_was_added_does_not_disturb_a_run(tmp_path: Path) -> None:
     home, serving = made(tmp_path)
-    server.note(home / "runs" / "r", status="running", sites=["a", "b"])
+    RunFolder(home / "runs" / "r").enter("running", sites=["a", "b"])
     serving.session, serving.seen = Session(), ["a", "b", "c"]
     serving._watch("job", "r", frozenset(["a", "b"]))
     assert not serving.session.aborted
@@ -536,12 +537,12 @@ def test_a_run_that_cannot_be_fails_alone(tmp_path: Path) -> None:
         with pytest.raises(fb.FedbilevelError, match="no name of a run"):
             coordinator.want(home, tmp_path / "study.toml", name)
     (home / "runs" / "r" / "study.toml").write_text(text)
-    server.note(home / "runs" / "r", status="wanted", asked=1.0)
+    RunFolder(home / "runs" / "r").enter("wanted", asked=1.0)
     (home / "runs" / "r" / "facts.safetensors").touch()
     serving.session, serving.seen = SimpleNamespace(get_system_info=lambda: SimpleNamespace(client_info=[])), []
     serving.waiting_since = -1e6
     serving._supervise()
-    assert server.status(home / "runs" / "r")["status"] == "failed"
+    assert RunFolder(home / "runs" / "r").info()["status"] == "failed"
 
 
 def test_a_number_of_a_process_that_is_somebody_elses_is_not_the_server(tmp_path: Path) -> None:

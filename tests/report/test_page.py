@@ -20,10 +20,10 @@ from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
 import fedbilevel as fb
-from fedbilevel import cli
+from fedbilevel.cli import main
 from fedbilevel.report import figures, page, watch
 from fedbilevel.report.page import series as grouping
-from fedbilevel.runs.experiment import plain_json
+from fedbilevel.storage.files import plain_json
 
 ALGORITHMS = {
     "fedbio": fb.FedBiO(lr_upper=0.1, lr_lower=0.2, lr_adjoint=0.2, local_steps=1),
@@ -251,7 +251,7 @@ def test_figures_for_a_paper(tmp_path: Path, histories: Any) -> None:
 def command(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr("sys.argv", ["fedbilevel", *arguments])
     with pytest.raises(SystemExit) as end:
-        cli.main()
+        main()
     assert isinstance(end.value.code, int)
     return end.value.code
 
@@ -419,7 +419,7 @@ def test_the_chart_does_what_its_reader_asks(chromium: Browser, comparison: Path
         for axis in view.locator("#axis option").evaluate_all("all => all.map(each => each.value)"):
             view.get_by_label("Against", exact=True).select_option(axis)
             titles.add(view.locator("#chart .xtitle").text_content())
-        assert len(titles) == len(grouping.AXES)
+        assert len(titles) == len(grouping.CHART_AXES)
         view.get_by_label("log x").check()
         assert view.evaluate("chart._fullLayout.xaxis.type") == "log"
         view.get_by_label("log y").set_checked(not view.get_by_label("log y").is_checked())

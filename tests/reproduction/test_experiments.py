@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_cli import fedbilevel
 
 import fedbilevel as fb
 from fedbilevel import reproduction
 from fedbilevel.reproduction import files, judged, table, verdict
 from fedbilevel.reproduction.claims import Judge
 from fedbilevel.reproduction.curves import Curve
-from fedbilevel.reproduction.files import Claim, Column, Method, Panel, Reproduction, Search, check
-from fedbilevel.runs.experiment import convert
+from fedbilevel.reproduction.files import Claim, Method, Panel, Reproduction, ResultColumn, Search, check
+from fedbilevel.runs.settings import convert
+from helpers import fedbilevel
 
 IDS = {
     "mefbo-table2", "mefbo-fig1", "mefbo-fig2", "mefbo-fig3", "mefbo-fig14", "fedbioacc-fig1", "fedbioacc-fig2",
@@ -40,8 +40,8 @@ SMALL = Reproduction(
     run={"rounds": 40, "every": 10},
     seeds=2,
     columns=[
-        Column("20 rounds", "error", at=20, digits=4, better="lower"),
-        Column("the end", "error", digits=4, better="lower"),
+        ResultColumn("20 rounds", "error", at=20, digits=4, better="lower"),
+        ResultColumn("the end", "error", digits=4, better="lower"),
     ],
     panels=[Panel("all"), Panel("half", run={"sample": "2"})],
     methods=[
@@ -70,7 +70,7 @@ def errors(done: reproduction.Reproduced, panel: int, method: int, round: int) -
 
 
 def test_all_thirteen_experiments_are_there_and_say_what_they_are(tmp_path: Path) -> None:
-    assert set(reproduction.known()) == IDS
+    assert set(reproduction.names()) == IDS
     listed = fedbilevel("reproduce", "--list", cwd=tmp_path).stdout
     for id in IDS:
         made = reproduction.read(id)
@@ -257,9 +257,9 @@ def test_numbers_that_are_not_compared_are_those_of_all_seeds(done: reproduction
 def test_a_mean_on_the_way_ends_at_the_moment_of_the_column() -> None:
     history = [{"round": n, "error": float(n)} for n in (0, 10, 20, 40)]
     curve = Curve(SMALL.panels[0], SMALL.methods[0], 0, history)
-    assert curve.mean(Column("", "error", at=30), "round") == pytest.approx(15)
-    assert curve.mean(Column("", "error", at=20, scale=2.0), "round") == pytest.approx(20)
-    assert curve.mean(Column("", "error"), "round") == pytest.approx(20)
+    assert curve.mean(ResultColumn("", "error", at=30), "round") == pytest.approx(15)
+    assert curve.mean(ResultColumn("", "error", at=20, scale=2.0), "round") == pytest.approx(20)
+    assert curve.mean(ResultColumn("", "error"), "round") == pytest.approx(20)
 
 
 def test_best_is_over_panels_and_level_is_two_sided(done: reproduction.Reproduced) -> None:
@@ -355,7 +355,7 @@ def test_a_page_is_written_from_the_curves_that_are_kept(tmp_path: Path) -> None
 def test_a_number_between_two_rows_is_on_the_line_between_them() -> None:
     history = [{"round": n, "exchanges": 3 * n, "error": n**2} for n in (0, 2, 4)]
     curve = Curve(SMALL.panels[0], SMALL.methods[0], 0, history)
-    column = lambda at, along="", scale=1.0: Column("moment", "error", at=at, along=along, scale=scale)
+    column = lambda at, along="", scale=1.0: ResultColumn("moment", "error", at=at, along=along, scale=scale)
     assert curve.value(column(2), "round") == 4
     assert curve.value(column(3), "round") == 10
     assert curve.value(column(7, scale=2.0), "exchanges") == pytest.approx(2 * (4 + 12 / 6))
@@ -372,7 +372,7 @@ def test_a_number_between_two_rows_is_on_the_line_between_them() -> None:
 
 def test_the_mean_of_a_curve_does_not_depend_on_how_often_it_was_looked_at() -> None:
     curve = lambda rounds: Curve(SMALL.panels[0], SMALL.methods[0], 0, [{"round": n, "error": n} for n in rounds])
-    column = Column("", "error", scale=3.0)
+    column = ResultColumn("", "error", scale=3.0)
     assert curve(range(9)).mean(column, "round") == curve((0, 1, 5, 8)).mean(column, "round") == 12
 
 
@@ -391,8 +391,8 @@ def test_methods_are_compared_by_the_seeds_that_both_have(done: reproduction.Rep
 
 
 def test_what_another_search_found_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    shutil.copytree(str(files.FOLDER), tmp_path / "experiments")
-    monkeypatch.setattr(files, "FOLDER", tmp_path / "experiments")
+    shutil.copytree(str(files.EXPERIMENTS), tmp_path / "experiments")
+    monkeypatch.setattr(files, "EXPERIMENTS", tmp_path / "experiments")
     assert reproduction.read("mefbo-fig1").found == reproduction.read("mefbo-table2").found != {}
     path = tmp_path / "experiments" / "mefbo-table2.toml"
     text = path.read_text()
@@ -560,7 +560,7 @@ def test_the_summary_says_what_the_pages_say() -> None:
         for row in (line.split("|") for line in summary.splitlines())
         if len(row) > 4
     }
-    for id in reproduction.known():
+    for id in reproduction.names():
         page = root / "reproduction" / f"{id}.md"
         said = rows[id][4].strip()
         if page.exists():

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_cli import fedbilevel
 
 import fedbilevel as fb
 from fedbilevel.report import catalogue
 from fedbilevel.runs import comparison, grid
-from fedbilevel.storage.records import runs
-from helpers import INTERRUPTIBLE, here
+from fedbilevel.storage.load import runs
+from helpers import INTERRUPTIBLE, fedbilevel, here
 
 GLOBAL = {
     "aggitd", "commfedbio", "commfedbio-sketch", "f2sa", "fedbio", "fedbioacc", "fedmbo", "fedmsa", "fednest", "gd",

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_cli import fedbilevel
 
 import fedbilevel as fb
 from fedbilevel.runs import configuration
-from fedbilevel.runs.experiment import Experiment, convert
-from helpers import REAL
+from fedbilevel.runs.experiment import Experiment
+from fedbilevel.runs.settings import convert
+from helpers import REAL, fedbilevel
 
 NEEDS_FILES = {"fairness", "few-shot", "hyper-representation", "loss-tuning", "client-weighting"}
 
@@ -105,7 +105,7 @@ Q = '[task]\nname = "quadratic"\n'
         (Q + "[run]\ncheckpoints = 0", "at least one is kept"),
         (Q + '[run]\ntrackers = ["tensorbord"]', "did you mean 'tensorboard'?"),
         (Q + '[run]\ndiagnostics = ["hypergradiant"]', "did you mean 'hypergradient'?"),
-        ('[task]\nname = "quadratic', "is no valid TOML"),
+        ('[task]\nname = "quadratic', "is not valid TOML"),
         ("[algorithm]\nname = 'fedbio'", "does not say which task"),
         ('task = "quadratic"', "line 1: task is a table: write [task]"),
         (Q + "[task.more]\na = 1", "line 3: there is no table called 'task.more'"),

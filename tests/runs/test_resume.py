@@ -9,15 +9,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
 import pytest
 
-import fedbilevel as fb
-from fedbilevel.errors import FedbilevelWarning
-from fedbilevel.storage import records
-from fedbilevel.storage.arrays import decode, encode
-from fedbilevel.tasks.quadratic import Quadratic
+from fedbilevel.storage.load import runs
+from fedbilevel.storage.run_folder import CONFIG, INFO, RECORDS, RunFolder
 from helpers import INTERRUPTIBLE
 
 # A private x, client memories, partial participation and random batches: all that a state can have.
@@ -38,7 +33,7 @@ def _command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def _numbers(folder: Path) -> list[dict[str, Any]]:
     """All records but the seconds."""
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in records.read(folder)]
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in RunFolder(folder).rows()]
 
 
 def _start(arguments: list[str], cwd: Path) -> subprocess.Popen[str]:
@@ -48,7 +43,7 @@ def _start(arguments: list[str], cwd: Path) -> subprocess.Popen[str]:
 
 
 def _lines(folder: Path) -> int:
-    path = folder / records.RECORDS
+    path = folder / RECORDS
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
@@ -92,10 +87,10 @@ def _break_often(whole: Path, folder: Path, times: int, luck: random.Random) -> 
         # Before everything is imported, nobody listens to SIGINT and SIGTERM yet, and nothing was begun.
         assert code in (-signal.SIGKILL, 130, 143, -signal.SIGINT, -signal.SIGTERM, 1), errors
         assert code != 1 or "KeyboardInterrupt" in errors, errors
-        if code in (130, 143) and (run / records.CONFIG).exists():
+        if code in (130, 143) and (run / CONFIG).exists():
             assert "fedbilevel: interrupted. Continue with: fedbilevel resume run" in errors
             assert "Traceback" not in errors
-        if not (run / records.CONFIG).exists():  # nothing was written yet
+        if not (run / CONFIG).exists():  # nothing was written yet
             process = _start([*RUN, *OFTEN, "--out", "run"], folder)
         else:
             process = _start(["resume", "run"], folder)
@@ -105,7 +100,7 @@ def _break_often(whole: Path, folder: Path, times: int, luck: random.Random) -> 
         done = _command("resume", "run", cwd=folder)
         assert done.returncode == 0, done.stderr
     _same_end(whole, run)
-    assert json.loads((run / records.INFO).read_text())["status"] == "finished"
+    assert json.loads((run / INFO).read_text())["status"] == "finished"
 
 
 def test_killed_at_random_moments(whole: Path, tmp_path: Path) -> None:
@@ -139,97 +134,8 @@ def test_two_processes_do_not_work_in_one_folder(tmp_path: Path) -> None:
         done = _command("resume", "run", cwd=tmp_path)
         assert done.returncode == 2
         assert done.stderr == "fedbilevel: another process is at work in run: wait for its end, or end it.\n"
-        assert records.runs(tmp_path / "run")[0].status == "running"
+        assert runs(tmp_path / "run")[0].status == "running"
     finally:
         process.kill()
         process.communicate()
-    assert records.runs(tmp_path / "run")[0].status == "killed"
-
-
-def _solve(folder: Path | None, rounds: int = 20, **changes: Any) -> fb.Result:
-    algorithm = fb.FedBiO(0.1, 0.2, 0.2, **changes)
-    checkpoint = None if folder is None else fb.Checkpoints(folder, seconds=0, keep=3)
-    return fb.solve(Quadratic.random().task(), algorithm, rounds=rounds, every=2, checkpoint=checkpoint)
-
-
-def _same(a: fb.Result, b: fb.Result) -> bool:
-    same = jax.tree.map(lambda p, q: bool(np.array_equal(p, q)), (a.x, a.y), (b.x, b.y))
-    return all(jax.tree.leaves(same))
-
-
-def test_from_python(tmp_path: Path) -> None:
-    whole = _solve(None, 30)
-    _solve(tmp_path / "here", 14)
-    assert len(list((tmp_path / "here").iterdir())) <= 3  # only the last ones are kept
-    parts = _solve(tmp_path / "here", 30)
-    assert _same(whole, parts)
-    strip = lambda rows: [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
-    assert strip(whole.history) == strip(parts.history)
-    assert parts.seconds > parts.history[7]["seconds"]
-    again = _solve(tmp_path / "here", 30)  # nothing is left to do
-    assert _same(whole, again)
-
-
-@pytest.mark.parametrize(
-    ("damage", "why"),
-    [
-        (lambda raw: raw[: len(raw) // 2], "this is no message of fedbilevel"),
-        (lambda raw: b"", "this is no message of fedbilevel"),
-        (lambda raw: raw[:-4] + bytes(4), "its contents are damaged"),
-        (lambda raw: encode({"method": "descend"}, {"a": np.zeros(2)}), "it is no checkpoint of fedbilevel"),
-        (lambda raw: encode({**decode(raw)[0], "run": "other"}, decode(raw)[1]), "another configuration or other data"),
-    ],
-)
-def test_a_bad_checkpoint_is_refused_and_the_one_before_used(damage: Any, why: str, tmp_path: Path) -> None:
-    whole = _solve(None)
-    _solve(tmp_path, 12)
-    newest, *others = fb.Checkpoints(tmp_path).files()
-    newest.write_bytes(damage(newest.read_bytes()))
-    with pytest.warns(FedbilevelWarning, match=why):
-        assert _same(whole, _solve(tmp_path))
-    for path in fb.Checkpoints(tmp_path).files():
-        path.write_bytes(b"nothing")
-    with pytest.warns(FedbilevelWarning), pytest.raises(fb.FedbilevelError, match="There is no other one: remove"):
-        _solve(tmp_path)
-    assert others
-
-
-def test_the_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
-    """Another step size, and the same step size on other data."""
-    _solve(tmp_path, 4)
-    with pytest.warns(FedbilevelWarning, match="another configuration"), pytest.raises(fb.FedbilevelError):
-        _solve(tmp_path, 4, local_steps=2)
-    other = Quadratic.random(seed=1).task()
-    with pytest.warns(FedbilevelWarning, match="other data"), pytest.raises(fb.FedbilevelError):
-        fb.solve(other, fb.FedBiO(0.1, 0.2, 0.2), rounds=4, every=2, checkpoint=tmp_path)
-
-
-def test_the_local_engine_says_that_it_has_none(tmp_path: Path) -> None:
-    with pytest.raises(fb.FedbilevelError, match="checkpoints need engine='simulation'"):
-        fb.solve(Quadratic.random().task(), fb.FedBiO(0.1, 0.2, 0.2), 2, engine="local", checkpoint=tmp_path)
-
-
-def test_a_torn_line_is_not_read(tmp_path: Path) -> None:
-    with records.Appender(tmp_path) as file:
-        file.append({"run": "a", "round": 0, "loss": float("nan")})
-    with (tmp_path / records.RECORDS).open("a") as torn:
-        torn.write('{"run": "a", "round": 1, "lo')
-    assert [row["round"] for row in records.read(tmp_path)] == [0]
-    with records.Appender(tmp_path) as file:
-        file.append({"run": "a", "round": 1, "loss": 2.0})
-        file.append({"run": "a", "round": 0, "loss": 3.0})  # a run that went on from before
-    assert [(row["round"], row["loss"]) for row in records.read(tmp_path)] == [(0, 3.0), (1, 2.0)]
-
-
-def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "file"
-    records.write_atomically(path, b"old")
-
-    def full(descriptor: int) -> None:
-        raise OSError("the disk is full")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="full"):
-        records.write_atomically(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
+    assert runs(tmp_path / "run")[0].status == "killed"

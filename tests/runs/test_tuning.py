@@ -22,9 +22,11 @@ import pytest
 import fedbilevel as fb
 from fedbilevel.core import Lookup
 from fedbilevel.errors import Names
-from fedbilevel.runs import tuning
+from fedbilevel.runs import search_memory
 from fedbilevel.runs.experiment import Experiment
-from fedbilevel.runs.tuning import Choice, Range, Tuning, keep_apart, search_space, tune
+from fedbilevel.runs.search_space import Choice, Range, search_space
+from fedbilevel.runs.tuning import Tuning, tune
+from fedbilevel.runs.validation import keep_apart, validation_loss
 from fedbilevel.tasks import Quadratic, WeightedQuadratics
 
 QUICK = {"p": "2", "d": "2", "clients": "2"}
@@ -151,7 +153,7 @@ def test_a_grid_is_tried_at_every_point_to_its_end(tmp_path: Path) -> None:
 
 
 def test_settings_that_diverge_or_make_no_sense_are_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "AROUND", 1e30)
+    monkeypatch.setattr("fedbilevel.runs.search_space.AROUND", 1e30)
     tuned = tune(ask(6, rounds=200), tmp_path / "t")
     wild = [trial for trial in tuned.trials if trial.state == "diverged"]
     assert wild
@@ -308,7 +310,7 @@ def test_what_is_tied_is_a_sum_of_others(tmp_path: Path) -> None:
     # What was measured is what is said: the best setting has this loss.
     experiment, task, algorithm, _ = Experiment.read(tuned.folder / "best.toml").build()
     result = fb.solve(task, algorithm, 18, experiment.seed, metrics=False)
-    assert tuning.validation_loss(task, result.x, result.y) == pytest.approx(tuned.best.value)
+    assert validation_loss(task, result.x, result.y) == pytest.approx(tuned.best.value)
     with pytest.raises(fb.FedbilevelError, match="tied to local_steps, which is not tuned"):
         tune(replace(ask(5), tied={"lr_adjoint": {"local_steps": 1.0}}), tmp_path / "u")
 
@@ -330,7 +332,7 @@ def test_a_setting_that_diverges_late_is_in_nobodys_way(tmp_path: Path) -> None:
     def behind(at_test: float) -> bool:
         trial = study.ask()
         trial.report(at_test, 6)
-        said = tuning._behind(trial, 6)
+        said = search_memory.behind(trial, 6)
         study.tell(trial, state=optuna.trial.TrialState.FAIL)  # so that it does not count for the next one
         return said
 

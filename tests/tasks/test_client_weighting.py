@@ -16,7 +16,8 @@ import fedbilevel as fb
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.data import load
 from fedbilevel.report import terminal as report
-from fedbilevel.runs.experiment import Experiment, run
+from fedbilevel.runs.execute import run
+from fedbilevel.runs.experiment import Experiment
 from fedbilevel.tasks import WeightedQuadratics, client_weighting
 from fedbilevel.tasks.client_weighting import LABELS
 from helpers import real

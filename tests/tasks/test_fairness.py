@@ -9,7 +9,8 @@ import pytest
 
 import fedbilevel as fb
 from fedbilevel.report import terminal as report
-from fedbilevel.runs.experiment import Experiment, run
+from fedbilevel.runs.execute import run
+from fedbilevel.runs.experiment import Experiment
 from fedbilevel.tasks import fairness
 from helpers import real
 

@@ -14,7 +14,8 @@ import fedbilevel as fb
 from fedbilevel.core.task import Task
 from fedbilevel.data import DataSet, Samples
 from fedbilevel.report import terminal as report
-from fedbilevel.runs.experiment import Experiment, run
+from fedbilevel.runs.execute import run
+from fedbilevel.runs.experiment import Experiment
 from fedbilevel.tasks import few_shot
 from helpers import REAL
 

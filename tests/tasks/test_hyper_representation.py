@@ -15,7 +15,8 @@ import pytest
 
 import fedbilevel as fb
 from fedbilevel.report import terminal as report
-from fedbilevel.runs.experiment import Experiment, run
+from fedbilevel.runs.execute import run
+from fedbilevel.runs.experiment import Experiment
 from fedbilevel.tasks.hyper_representation import Jointly, hyper_representation
 from helpers import real
 

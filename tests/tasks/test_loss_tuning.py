@@ -13,7 +13,8 @@ import pytest
 
 import fedbilevel as fb
 from fedbilevel.report import terminal as report
-from fedbilevel.runs.experiment import Experiment, run
+from fedbilevel.runs.execute import run
+from fedbilevel.runs.experiment import Experiment
 from fedbilevel.tasks.loss_tuning import loss_tuning
 from helpers import real
 

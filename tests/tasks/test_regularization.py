@@ -10,7 +10,8 @@ import pytest
 import fedbilevel as fb
 from fedbilevel.algorithms import FedBiO
 from fedbilevel.report import terminal as report
-from fedbilevel.runs.experiment import Experiment, run
+from fedbilevel.runs.execute import run
+from fedbilevel.runs.experiment import Experiment
 from fedbilevel.tasks import regularization
 from fedbilevel.tasks.regularization import GRID
 

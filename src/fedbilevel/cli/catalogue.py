@@ -14,7 +14,7 @@ from fedbilevel.cli.options import ClientCount, Sample, Set, console, first_line
 from fedbilevel.engines.participation import participation
 from fedbilevel.engines.plan import Exchange, Plan, plan, shared_accounting
 from fedbilevel.report import catalogue
-from fedbilevel.runs import experiment as experiments
+from fedbilevel.runs.experiment import Experiment
 from fedbilevel.tasks import TASKS
 
 
@@ -67,7 +67,7 @@ def show_plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what a round costs each client: exchanges, floats, oracle calls. Found by tracing; nothing is run."""
-    experiment = experiments.Experiment(task, algorithm, sample=sample).changed(settings_of(set_, clients))
+    experiment = Experiment(task, algorithm, sample=sample).changed(settings_of(set_, clients))
     experiment, made, chosen, _ = experiment.build()
     cohort = participation(experiment.participation(), len(made.clients))
     cost = plan(made, chosen, cohort)

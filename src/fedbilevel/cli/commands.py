@@ -12,7 +12,7 @@ from fedbilevel.cli.report import watch, write_report
 from fedbilevel.cli.reproduce import reproduce
 from fedbilevel.cli.run import init, resume, run
 from fedbilevel.cli.tune import tune
-from fedbilevel.errors import FedbilevelError, FedbilevelWarning
+from fedbilevel.errors import FedbilevelError, FedbilevelWarning, Stopped
 from fedbilevel.federation.cli import app as federation
 from fedbilevel.runs import interrupts
 from fedbilevel.storage import compiled
@@ -41,7 +41,8 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
     except FedbilevelError as error:
-        print(f"fedbilevel: {error} {getattr(error, 'saved', '')}".strip(), file=sys.stderr)
+        saved = error.saved if isinstance(error, Stopped) else ""
+        print(f"fedbilevel: {error} {saved}".strip(), file=sys.stderr)
         code = 2
     except Exception as error:
         if not hasattr(error, "format_message"):  # what typer says of wrong arguments has one

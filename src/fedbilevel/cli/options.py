@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fedbilevel.errors import FedbilevelError
-from fedbilevel.runs import experiment as experiments
+from fedbilevel.errors import FedbilevelError, Stopped
 from fedbilevel.runs import interrupts
+from fedbilevel.runs.experiment import Experiment
 
 console = Console()
 
@@ -60,9 +60,9 @@ def by_key(pairs: list[str] | None, needs: str) -> dict[str, str]:
     return values
 
 
-def experiment_of(what: str, settings: dict[str, str]) -> experiments.Experiment:
+def experiment_of(what: str, settings: dict[str, str]) -> Experiment:
     """The experiment of a file, or of a task by its name."""
-    given = experiments.Experiment.read(what) if what.endswith(".toml") else experiments.Experiment(what)
+    given = Experiment.read(what) if what.endswith(".toml") else Experiment(what)
     return given.changed(settings)
 
 
@@ -72,7 +72,8 @@ def ending_well(go_on: str = "") -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as interrupt:
-        print(f"fedbilevel: interrupted. {getattr(interrupt, 'saved', go_on)}".strip(), file=sys.stderr)
+        saved = interrupt.saved if isinstance(interrupt, Stopped) else ""
+        print(f"fedbilevel: interrupted. {saved or go_on}".strip(), file=sys.stderr)
         # At once: shutting down in the middle of a compilation can crash.
         sys.stdout.flush()
         sys.stderr.flush()

@@ -11,7 +11,7 @@ from rich.table import Table
 from fedbilevel import reproduction
 from fedbilevel.cli.options import console, ending_well
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.runs import experiment as experiments
+from fedbilevel.storage.files import new_folder
 
 
 def reproduce(
@@ -41,7 +41,7 @@ def reproduce(
     """Reproduce an experiment of a paper: its numbers beside ours, and whether its claims hold."""
     if list_ or id is None:
         table = Table("experiment", "what it is", "in the paper", "seeds")
-        for name in reproduction.known():
+        for name in reproduction.names():
             made = reproduction.read(name)
             table.add_row(name, made.title, made.where, str(made.seeds))
         console.print(table)
@@ -64,7 +64,7 @@ def reproduce(
         console.print(f"Written: {written}", soft_wrap=True, highlight=False)
         return
     words += chosen
-    folder = out if out is not None and out.is_dir() else experiments.new_folder(f"reproduce-{id}", out)
+    folder = out if out is not None and out.is_dir() else new_folder(f"reproduce-{id}", out)
     with ending_well("Run the same command with the same --out to continue."):
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console) as bars:

@@ -27,9 +27,9 @@ from fedbilevel.errors import FedbilevelError
 from fedbilevel.report import terminal as report
 from fedbilevel.report.progress import Display
 from fedbilevel.runs import comparison as comparisons
-from fedbilevel.runs import configuration
-from fedbilevel.runs import experiment as experiments
-from fedbilevel.storage.records import plain_json
+from fedbilevel.runs import configuration, execute
+from fedbilevel.runs.experiment import RUN_SETTINGS, Experiment
+from fedbilevel.storage.files import plain_json
 from fedbilevel.tasks import TASKS
 
 
@@ -56,7 +56,7 @@ def run(
     settings |= {"trackers": ",".join(track)} if track else {}
     experiment = experiment_of(task, {**settings, **settings_of(set_, clients, data)})
     with ending_well():
-        _run_and_show(lambda progress: experiments.run(experiment, out, progress), as_json)
+        _run_and_show(lambda progress: execute.run(experiment, out, progress), as_json)
 
 
 def resume(
@@ -71,10 +71,10 @@ def resume(
                 raise FedbilevelError("a comparison cannot be extended to more rounds: start a new one.")
             compare_and_show(comparisons.read(folder), folder, 0, as_json)
         else:
-            _run_and_show(lambda progress: experiments.resume(folder, rounds, progress), as_json)
+            _run_and_show(lambda progress: execute.resume(folder, rounds, progress), as_json)
 
 
-def _run_and_show(run: Callable[[Any], experiments.Finished], as_json: bool) -> None:
+def _run_and_show(run: Callable[[Any], execute.Finished], as_json: bool) -> None:
     if as_json:
         finished = run(None)
         report.pictures(finished)
@@ -100,14 +100,14 @@ def init(
     path = out or Path(f"{task}.toml")
     if path.exists():
         raise FedbilevelError(f"{path} already exists: choose another file with --out.")
-    built = experiments.Experiment(task, algorithm, settings=settings_of(None, None, data)).build()
+    built = Experiment(task, algorithm, settings=settings_of(None, None, data)).build()
     meanings = {
         "task": {"name": first_line(TASKS[task]), **configuration.explained(TASKS[task])},
         "algorithm": {
             "name": first_line(type(built.algorithm)),
             **{f.name: f.metadata["help"] for f in fields(built.algorithm)},
         },
-        "run": experiments.RUN,
+        "run": RUN_SETTINGS,
     }
     try:
         path.write_text(configuration.commented(built.config(), meanings, ["run.every"]))

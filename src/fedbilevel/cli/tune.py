@@ -21,9 +21,10 @@ from fedbilevel.cli.options import (
     settings_of,
 )  # fmt: skip
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.runs import experiment as experiments
 from fedbilevel.runs import tuning
-from fedbilevel.storage.records import plain_json
+from fedbilevel.runs.experiment import Experiment
+from fedbilevel.runs.search_space import Range
+from fedbilevel.storage.files import plain_json
 
 
 def tune(
@@ -51,7 +52,7 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Search for the hyper-parameters with the lowest validation loss. Test data are never used."""
-    given = experiments.Experiment(task, algorithm, rounds, seed, sample)
+    given = Experiment(task, algorithm, rounds, seed, sample)
     asked = tuning.Tuning(given.changed(settings_of(set_, clients, data)), trials, _varied(vary), kept_apart=keep_apart)
     with ending_well():
         if as_json:
@@ -86,7 +87,7 @@ def _show_tuned(tuned: tuning.Tuned) -> None:
         table.add_column(heading, justify="right" if heading else "left")
     shown = lambda value: f"{value:.4g}" if isinstance(value, float) else str(value)
     for name, values in tuned.space.items():
-        ranged = isinstance(values, tuning.Range)
+        ranged = isinstance(values, Range)
         searched = f"{values.low:.3g} .. {values.high:.3g}" if ranged else ", ".join(map(str, values.values))
         importance = f"{tuned.importance[name]:.0%}" if name in tuned.importance else "-"
         table.add_row(name, shown(suggested.settings[name]), shown(best.settings[name]), searched, importance)

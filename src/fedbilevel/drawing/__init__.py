@@ -1,4 +1,4 @@
 """Pictures of histories with matplotlib: no files, no folders.
 
-Imports core; runs and report import it.
+Imports core and engines; runs, report and reproduction import it.
 """

@@ -8,8 +8,8 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from fedbilevel.engines.accounting import COUNTED
 from fedbilevel.errors import FedbilevelError, UnknownName
-from fedbilevel.runs.solve import COUNTED
 
 
 class Picture(Figure):
@@ -23,18 +23,18 @@ class Picture(Figure):
 
 def over_decades(values: Iterable[float]) -> bool:
     """Whether values, which are finite, need a log scale: all positive, over more than two decades."""
-    known = list(values)
-    return bool(known) and min(known) > 0 and max(known) > 100 * min(known)
+    finite = list(values)
+    return bool(finite) and min(finite) > 0 and max(finite) > 100 * min(finite)
 
 
 def curves(history: Sequence[Mapping[str, Any]], metrics: str | Sequence[str] | None, against: str) -> Figure:
     """Draw columns of a history (None: all metrics) against another one, each on axes of its own."""
-    known = list(history[-1])
-    chosen = [name for name in known if name not in COUNTED] if metrics is None else metrics
+    recorded = list(history[-1])
+    chosen = [name for name in recorded if name not in COUNTED] if metrics is None else metrics
     chosen = [chosen] if isinstance(chosen, str) else chosen
     for name in (*chosen, against):
-        if name not in known:
-            raise UnknownName("column of this history", name, known)
+        if name not in recorded:
+            raise UnknownName("column of this history", name, recorded)
     if not chosen:
         raise FedbilevelError(
             "this history has no metrics to draw: give the task metrics=, solve diagnostics=, or name columns."

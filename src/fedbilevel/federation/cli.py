@@ -93,7 +93,7 @@ def run(
 ) -> None:
     """Ask the server for a run, and follow it. Ctrl-C ends the following, not the run."""
     from fedbilevel.federation import coordinator
-    from fedbilevel.federation.server import note, status
+    from fedbilevel.storage.run_folder import RunFolder
 
     folder = project.find(federation)
     if coordinator.pid(folder) is None:
@@ -103,8 +103,7 @@ def run(
         if not named:
             raise FedbilevelError(f"{folder} has no run to go on with.")
         place = named[-1]
-        if status(place).get("status") in ("failed", "stopped"):
-            note(place, status="wanted")
+        RunFolder(place).want_again()
     else:
         path = experiment
         if path is None:
@@ -126,16 +125,16 @@ def run(
 
 def follow(place: Path, check: Callable[[], object] = lambda: None) -> dict[str, Any]:
     """Show how a run goes on until it ends; ``check`` is called now and then, and may raise."""
-    from fedbilevel.federation.server import status
-    from fedbilevel.storage.records import read
+    from fedbilevel.storage.run_folder import RunFolder
 
+    run = RunFolder(place)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[seen]}"))
     with Progress(*columns, TimeElapsedColumn(), console=console) as bars:
         bar = bars.add_task("waiting", total=None, seen="")
         while True:
-            known = status(place)
+            known = run.info()
             word = known.get("status", "wanted")
-            rows = read(place)
+            rows = run.rows()
             seen = known.get("waits") or ""
             if rows:
                 shown = [k for k in known.get("headline", {}) if k in rows[-1]]
@@ -156,10 +155,9 @@ def follow(place: Path, check: Callable[[], object] = lambda: None) -> dict[str,
 
 def show(place: Path) -> None:
     """The result of a run."""
-    from fedbilevel.federation.server import status
-    from fedbilevel.storage.records import read
+    from fedbilevel.storage.run_folder import RunFolder
 
-    known, rows = status(place), read(place)
+    known, rows = RunFolder(place).info(), RunFolder(place).rows()
     last = rows[-1]
     table = Table(title=f"{known['task']}, {known['title']}, round {last['round']}", title_justify="left")
     table.add_column("")
@@ -190,7 +188,7 @@ def show(place: Path) -> None:
 def missing(place: Path) -> dict[str, tuple[int, str]]:
     """Who did not answer how many exchanges of a run, and why not the last time."""
     from fedbilevel.federation.server import EXCHANGES
-    from fedbilevel.storage.records import json_lines
+    from fedbilevel.storage.files import json_lines
 
     found: dict[str, tuple[int, str]] = {}
     for line in json_lines(place / EXCHANGES):
@@ -203,7 +201,7 @@ def missing(place: Path) -> dict[str, tuple[int, str]]:
 def show_status(federation: Which = None) -> None:
     """Who is connected, and how runs are."""
     from fedbilevel.federation import coordinator
-    from fedbilevel.federation.server import status
+    from fedbilevel.storage.run_folder import RunFolder
 
     folder = project.find(federation)
     known = project.load(folder)
@@ -218,7 +216,7 @@ def show_status(federation: Which = None) -> None:
     console.print(table)
     runs = Table("run", "task", "algorithm", "status", "round", "")
     for place in coordinator.runs(folder):
-        run = status(place)
+        run = RunFolder(place).info()
         goal = f"{run.get('round', 0)}/{run['rounds']}" if "rounds" in run else "-"
         more = run.get("failure") or run.get("waits") or ""
         runs.add_row(place.name, run.get("task", ""), run.get("title", ""), run.get("status", ""), goal, escape(more))
@@ -233,13 +231,15 @@ def stop(
 ) -> None:
     """Stop the server, or one run. Nothing is lost: 'start' and 'run --resume' go on."""
     from fedbilevel.federation import coordinator
-    from fedbilevel.federation.server import note
+    from fedbilevel.storage.run_folder import RunFolder
 
     folder = project.find(federation)
     if only_run is not None:
-        if not (folder / "runs" / only_run / "run.json").exists():
+        run = RunFolder(folder / "runs" / only_run)
+        if not run.info():
             raise FedbilevelError(f"there is no run {only_run} in {folder}.")
-        note(folder / "runs" / only_run, status="stopped")
+        if not run.enter("stopped"):
+            raise FedbilevelError(f"{only_run} cannot be stopped: it is {run.info()['status']} already.")
         console.print(f"{only_run} is stopped after its current round.", highlight=False)
         return
     was = coordinator.stop(folder)

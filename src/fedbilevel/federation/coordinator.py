@@ -20,13 +20,13 @@ from typing import Any
 
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation import process, project
-from fedbilevel.federation.server import FEDERATION_FOLDER, STATUS, STUDY, note, status
+from fedbilevel.federation.server import FEDERATION_FOLDER, STUDY
 from fedbilevel.federation.study import Study
 from fedbilevel.federation.worker import RUN_NAME
-from fedbilevel.storage.records import alone, write_atomically
+from fedbilevel.storage.files import alone, write_atomically
+from fedbilevel.storage.run_folder import INFO, UNDER_WAY, RunFolder
 
 STATE = "coordinator.json"
-UNFINISHED = ("wanted", "submitted", "setting up", "running", "waiting")
 SERVER = "nvflare.private.fed.app.server.server_train"
 
 
@@ -149,7 +149,7 @@ class Coordinator:
                 try:
                     self._submit(wanted)
                 except FedbilevelError as error:  # of this run; others go on
-                    note(self.folder / "runs" / wanted, status="failed", failure=str(error))
+                    RunFolder(self.folder / "runs" / wanted).fail(error)
                     self.say(f"{wanted} failed: {error}")
 
     def _connect(self) -> Any:
@@ -162,9 +162,9 @@ class Coordinator:
 
     def _watch(self, job: str, run: str, members: frozenset[str]) -> None:
         """Has the job ended? Should it, because somebody is back or was revoked?"""
-        folder = self.folder / "runs" / run
+        folder = RunFolder(self.folder / "runs" / run)
         word = str(self.session.get_job_status(job))
-        known = status(folder).get("status")
+        known = folder.info().get("status")
         if known == "stopped" and not word.startswith("FINISHED"):
             self.session.abort_job(job)
             return
@@ -174,17 +174,16 @@ class Coordinator:
             if known == "finished":
                 self.say(f"{run} is finished.")
             elif known == "failed":
-                self.say(f"{run} failed: {status(folder).get('failure')}")
+                self.say(f"{run} failed: {folder.info().get('failure')}")
             elif known == "stopped":
                 self.say(f"{run} was stopped.")
-            else:
+            elif folder.enter("waiting"):
                 self.say(f"the job of {run} ended ({word}); the run goes on with another one.")
-                note(folder, status="waiting")
             return
         if known != "running" or time.monotonic() < self.next_look:
             return
         self.next_look = time.monotonic() + 2.0
-        allowed, sites = set(self.project.sites), set(status(folder).get("sites", ()))
+        allowed, sites = set(self.project.sites), set(folder.info().get("sites", ()))
         idle = {each["client_name"] for each in self.session.get_client_job_status() if each.get("status") == "no_jobs"}
         back = allowed & sites & set(self.seen) & (idle | (set(self.seen) - members))
         gone = members - allowed
@@ -198,7 +197,8 @@ class Coordinator:
         """Begin a job, with everybody, or after a while with those who are there."""
         folder = self.folder / "runs" / run
         study = Study.read(folder / STUDY)
-        known = status(folder)
+        place = RunFolder(folder)
+        known = place.info()
         # The numbers of the sites stay what they were when the run began.
         sites = known.get("sites") or self.project.sites
         allowed = set(self.project.sites)
@@ -210,7 +210,7 @@ class Coordinator:
         if waits and time.monotonic() - self.waiting_since < patience:
             said = f"waiting for {', '.join(waits)}."
             if known.get("waits") != said:
-                note(folder, waits=said)
+                place.note(waits=said)
                 self.say(f"{run}: {said}")
             return
         if len(there) < study.quorum(len(sites)):
@@ -219,7 +219,7 @@ class Coordinator:
         write_job(package, run, sites, there, study)
         job = self.session.submit_job(str(package))
         self.job, self.waiting_since = (job, run, frozenset(there)), 0.0
-        note(folder, status="submitted", sites=sites, waits="", submitted=known.get("submitted", 0) + 1)
+        place.enter("submitted", sites=sites, waits="", submitted=known.get("submitted", 0) + 1)
         self.say(f"{run}: a job for {', '.join(there)}.")
 
     def _close(self) -> None:
@@ -237,13 +237,16 @@ class Coordinator:
 
 def runs(folder: Path) -> list[Path]:
     """The folders of all runs, in the order in which they were asked for."""
-    found = [path.parent for path in (folder / "runs").glob(f"*/{STATUS}")]
-    return sorted(found, key=lambda run: status(run).get("asked", 0))
+    asked: dict[Path, float] = {}
+    for path in (folder / "runs").glob(f"*/{INFO}"):
+        with contextlib.suppress(FedbilevelError):  # what cannot be read is nobody's run
+            asked[path.parent] = RunFolder(path.parent).info().get("asked", 0)
+    return sorted(asked, key=asked.__getitem__)
 
 
 def wanted_runs(folder: Path) -> Iterator[str]:
     """Runs that have not come to their end."""
-    return (run.name for run in runs(folder) if status(run).get("status") in UNFINISHED)
+    return (run.name for run in runs(folder) if RunFolder(run).info().get("status") in UNDER_WAY)
 
 
 def want(folder: Path, study: Path, name: str) -> Path:
@@ -256,7 +259,7 @@ def want(folder: Path, study: Path, name: str) -> Path:
         raise FedbilevelError(f"there is a run {name} already: choose another name, or go on with it by --resume.")
     run.mkdir(parents=True)
     shutil.copy(study, run / STUDY)
-    note(run, status="wanted", asked=time.time(), name=name)
+    RunFolder(run).enter("wanted", asked=time.time(), name=name)
     return run
 
 

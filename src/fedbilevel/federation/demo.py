@@ -23,8 +23,8 @@ from fedbilevel.federation import coordinator, process, project
 from fedbilevel.federation.cli import follow
 from fedbilevel.federation.worker import SECRET
 from fedbilevel.report import page
-from fedbilevel.runs.experiment import new_folder
 from fedbilevel.runs.interrupts import Terminated
+from fedbilevel.storage.files import new_folder
 from fedbilevel.tasks.regularization import HEART_WORDS
 
 SECONDS = 240  # it takes a quarter of this on an idle machine

@@ -13,7 +13,7 @@ from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation import process, project
 from fedbilevel.federation.site import SITE_FOLDER
 from fedbilevel.federation.worker import Limits, Settings
-from fedbilevel.storage.records import alone
+from fedbilevel.storage.files import alone
 
 CLIENT = "nvflare.private.fed.app.client.client_train"
 

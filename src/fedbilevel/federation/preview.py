@@ -17,7 +17,7 @@ from fedbilevel.federation import schema, study
 from fedbilevel.federation.join import about
 from fedbilevel.federation.worker import LEDGER, Settings
 from fedbilevel.storage.arrays import named_leaves
-from fedbilevel.storage.records import json_lines
+from fedbilevel.storage.files import json_lines
 
 
 def preview(folder: Path, settings: Settings, console: Console) -> None:

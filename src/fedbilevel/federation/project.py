@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbilevel.errors import FedbilevelError, UnknownName, needs
-from fedbilevel.storage.records import write_atomically
+from fedbilevel.storage.files import write_atomically
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,60}")
 ROLES = {"site": "has data", "coordinator": "may start runs"}

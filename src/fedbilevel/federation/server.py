@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +18,7 @@ from nvflare.collab import collab
 FEDERATION_FOLDER = "FEDBILEVEL_FEDERATION"
 """The environment variable with the folder of the federation."""
 AWAY = "it is away."
-EXCHANGES, STUDY, STATUS = "exchanges.jsonl", "study.toml", "run.json"
+EXCHANGES, STUDY = "exchanges.jsonl", "study.toml"
 
 
 class Server:
@@ -43,36 +42,18 @@ class Server:
         """Compute; what goes wrong is written down for the coordinator."""
         from fedbilevel.errors import FedbilevelError, NoQuorum
         from fedbilevel.storage import compiled
+        from fedbilevel.storage.run_folder import RunFolder
 
         compiled.enable()
         try:
             _compute(self.folder, self.sites)
         except NoQuorum as error:  # parties may come back
-            note(self.folder, status="waiting", failure=str(error))
-            raise
-        except FedbilevelError as error:
-            note(self.folder, status="failed", failure=str(error))
+            RunFolder(self.folder).enter("waiting", failure=str(error))
             raise
         except Exception as error:
-            if not collab.is_aborted:
-                (self.folder / "failure.txt").write_text(traceback.format_exc())
-                note(self.folder, status="failed", failure=f"{type(error).__name__}: {error}")
+            if isinstance(error, FedbilevelError) or not collab.is_aborted:
+                RunFolder(self.folder).fail(error)
             raise
-
-
-def status(folder: Path) -> dict[str, Any]:
-    """What is known of a run."""
-    try:
-        return json.loads((folder / STATUS).read_text())
-    except (OSError, ValueError):
-        return {}
-
-
-def note(folder: Path, **more: Any) -> None:
-    """Write down how a run is."""
-    from fedbilevel.storage.records import write_atomically
-
-    write_atomically(folder / STATUS, json.dumps({**status(folder), **more}, indent=1).encode())
 
 
 class Sites:
@@ -140,14 +121,15 @@ def _compute(folder: Path, sites: list[str]) -> None:
     from fedbilevel.federation.engine import Federation
     from fedbilevel.federation.study import Study, facts_of_copy, plan_digest, server_task
     from fedbilevel.runs import configuration
-    from fedbilevel.runs.experiment import describe, plain, save_solution
+    from fedbilevel.runs.execute import describe
+    from fedbilevel.runs.settings import plain
     from fedbilevel.runs.solve import solve
     from fedbilevel.storage.arrays import decode, encode, named_leaves
-    from fedbilevel.storage.checkpoints import Checkpoints
-    from fedbilevel.storage.records import CONFIG, Appender, write_atomically
+    from fedbilevel.storage.files import write_atomically
+    from fedbilevel.storage.run_folder import RunFolder
     from fedbilevel.tasks.sites import together
 
-    study = Study.read(folder / STUDY)
+    study, place = Study.read(folder / STUDY), RunFolder(folder)
     own, here = study.schema is not None, facts_of_copy()
     transport = Sites(sites, study.rules.deadline, study.rules.setup_deadline)
     quorum = study.quorum(len(sites))
@@ -175,14 +157,14 @@ def _compute(folder: Path, sites: list[str]) -> None:
                 refused[sites[m]] = str(error)
                 transport.there.discard(sites[m])
         if refused:
-            note(folder, refused=refused)
+            place.note(refused=refused)
         if len(agreed) < quorum:
             said = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
             kind = NoQuorum if len(agreed) + len(post.absent) >= quorum else FedbilevelError
             raise kind(f"too few parties can take part. {said}")
         return agreed, post.absent
 
-    note(folder, status="setting up", sites=sites, there=sorted(transport.there), refused={})
+    place.enter("setting up", sites=sites, there=sorted(transport.there), refused={})
     everybody = dict.fromkeys(range(len(sites)), Hello(folder.name, study.text, here, len(sites)))
     answers, absent = setup(everybody, {}, lambda answer, reply: study.check_facts(answer.rows, reply))
     # Sums and sizes are fixed by the first job of a run: whoever is away later does not change them.
@@ -196,7 +178,7 @@ def _compute(folder: Path, sites: list[str]) -> None:
     else:
         missing = [name for m, name in enumerate(sites) if m not in answers]
         if missing:
-            said = status(folder).get("refused", {})
+            said = place.info().get("refused", {})
             raise (NoQuorum if absent else FedbilevelError)(
                 "a run begins with everybody, but " + "; ".join(f"{n}: {said.get(n, 'it is away.')}" for n in missing)
             )
@@ -219,7 +201,7 @@ def _compute(folder: Path, sites: list[str]) -> None:
 
     if study.rules.probe:
         write_atomically(folder / "probe.json", json.dumps(_probe(transport, study.rules.probe)).encode())
-    with (folder / EXCHANGES).open("a") as log, Appender(folder) as records:
+    with (folder / EXCHANGES).open("a") as log, place.records() as records:
         engine = Federation(
             program,
             plan,
@@ -232,21 +214,21 @@ def _compute(folder: Path, sites: list[str]) -> None:
             lambda served: print(json.dumps({"time": time.time(), **served._asdict()}), file=log, flush=True),
         )
         engine.task = None if own else task
-        before = status(folder)
+        before = place.info()
         engine.post.bytes_down, engine.post.bytes_up = before.get("bytes_down", 0), before.get("bytes_up", 0)
         config = built.config()
         run = {name: config["run"][name] for name in ("rounds", "seed", "sample", "every")}
         config["run"] = {**run, "engine": "federation"}
         config["federation"] = {name: plain(value) for name, value in asdict(study.rules).items()}
-        write_atomically(folder / CONFIG, configuration.write(config).encode())
+        place.write_config(configuration.write(config))
         described = describe(built, folder)
-        note(folder, **{**described, "clients": len(sites), "status": "running", "rules": asdict(study.rules)})
+        place.enter("running", **{**described, "clients": len(sites), "rules": asdict(study.rules)})
         experiment = built.experiment
 
         def on_row(row: dict[str, Any]) -> None:
-            records.append({"run": described["main"], **row})
+            records.append({"run": described.get("main"), **row})
             sent = {"bytes_down": engine.post.bytes_down, "bytes_up": engine.post.bytes_up}
-            note(folder, round=row["round"], seen=time.time(), **sent)
+            place.note(round=row["round"], seen=time.time(), **sent)
 
         result = solve(
             task,
@@ -257,15 +239,15 @@ def _compute(folder: Path, sites: list[str]) -> None:
             every=experiment.every,
             engine=engine,
             callbacks=[on_row],
-            checkpoint=Checkpoints(folder / "checkpoints", seconds=0),
+            checkpoint=place.checkpoints(seconds=0),
         )
         public = {k: np.asarray(v) for k, v in named_leaves(engine.public(result.state)).items()}
         engine.post.ask(dict.fromkeys(range(len(sites)), (Finish(int(result.state.round)), public)))
-    save_solution(result, folder)
+    place.save_solution(result.x, result.y, int(result.state.round))
     last = {k: v for k, v in result.metrics.items() if k != "round"}
     summary = {**last, "rounds": result.metrics["round"], "seconds": result.seconds}
     summary |= {"bytes_down": engine.post.bytes_down, "bytes_up": engine.post.bytes_up}
-    note(folder, status="finished", summary=summary, failure="")
+    place.finish(summary)
 
 
 def _probe(transport: Sites, sizes: tuple[int, ...]) -> dict[str, Any]:

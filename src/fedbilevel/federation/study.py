@@ -25,7 +25,8 @@ from fedbilevel.errors import FedbilevelError, UnknownName
 from fedbilevel.federation import schema as schemas
 from fedbilevel.federation.schema import Schema
 from fedbilevel.runs import configuration
-from fedbilevel.runs.experiment import Built, Experiment, convert
+from fedbilevel.runs.experiment import Built, Experiment
+from fedbilevel.runs.settings import Settings, convert
 from fedbilevel.storage.arrays import named_leaves
 from fedbilevel.tasks import SITE_TASKS
 from fedbilevel.tasks.sites import Examples, Facts
@@ -76,8 +77,8 @@ class Study:
         schema = schemas.read(tables["schema"]) if tables["schema"] else None
         own = {table: tables[table] for table in configuration.TABLES}
         name = own["task"].pop("name")
-        settings = {f"{table}.{key}": value for table, keys in own.items() for key, value in keys.items()}
-        return Study(Experiment(name, places=places).changed(settings), rules, schema, path.read_text())
+        experiment = Experiment(name, places=places).changed(Settings.of_tables(own))
+        return Study(experiment, rules, schema, path.read_text())
 
     def summarize(self, examples: Examples) -> Facts:
         """What a site tells of its rows before the first round."""
@@ -98,13 +99,10 @@ class Study:
             raise FedbilevelError(f"its number of rows is {rows!r}.")
 
     def _options(self) -> dict[str, Any]:
-        known = inspect.signature(SITE_TASKS[self.experiment.task].task).parameters
-        found: dict[str, Any] = {"seed": self.experiment.seed}
-        for key, value in self.experiment.settings.items():
-            prefix, _, name = key.rpartition(".")
-            if prefix in ("", "task") and name in known:
-                found[name] = convert(key, value, known[name].default)
-        return found
+        parameters = inspect.signature(SITE_TASKS[self.experiment.task].task).parameters
+        defaults = {name: parameter.default for name, parameter in parameters.items()}
+        settings = Settings(self.experiment.settings)
+        return {"seed": self.experiment.seed, **settings.values_for("task", defaults, self.experiment.places)}
 
     def build(self, examples: Examples | None = None, facts: Facts | None = None) -> Built:
         """The task and the algorithm: of a site with its rows, of the server with blank ones; without a schema, of all

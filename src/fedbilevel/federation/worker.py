@@ -214,7 +214,7 @@ class Worker:
         from fedbilevel.engines.messaging.party import TRACED
         from fedbilevel.engines.messaging.protocol import Done
         from fedbilevel.storage.arrays import encode, named_leaves
-        from fedbilevel.storage.records import write_atomically
+        from fedbilevel.storage.files import write_atomically
 
         x, y = self.party.solution(message.round, arrays)
         found = {name: np.asarray(leaf) for name, leaf in named_leaves({"x": x, "y": y}).items()}

@@ -14,7 +14,7 @@ from fedbilevel.drawing.curves import over_decades
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.report.page.series import Series, find, headline, metrics, together
 
-AXES = {
+FIGURE_AXES = {
     "round": "rounds",
     "megabytes": "megabytes sent",
     "oracles": "oracle calls of all clients",
@@ -22,7 +22,7 @@ AXES = {
 }
 FORMATS = ("pdf", "svg", "png")
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#5c6470")  # for all kinds of eyes
-LINES = ("-", "-.", (0, (5, 1)), ":")
+LINE_STYLES = ("-", "-.", (0, (5, 1)), ":")
 STYLE: Any = {
     "font.size": 8,
     "axes.labelsize": 8,
@@ -46,8 +46,8 @@ def write(paths: Iterable[Path], folder: Path) -> list[Path]:
     Lines are means over seeds, bands are one standard deviation to each side.
     """
     series, _ = together(find(paths))
-    known = metrics(series)
-    shown = {metric: heading for metric, heading in headline(series).items() if metric in known} or known
+    drawn = metrics(series)
+    shown = {metric: heading for metric, heading in headline(series).items() if metric in drawn} or drawn
     if not shown:
         raise FedbilevelError("there are no figures to draw yet: the runs have no records with metrics.")
     try:
@@ -56,7 +56,7 @@ def write(paths: Iterable[Path], folder: Path) -> list[Path]:
             return [
                 path
                 for metric, heading in shown.items()
-                for axis, title in AXES.items()
+                for axis, title in FIGURE_AXES.items()
                 for path in _figure(series, metric, heading, axis, title, folder)
             ]
     except OSError as error:
@@ -72,7 +72,7 @@ def _figure(series: Sequence[Series], metric: str, heading: str, axis: str, titl
     ends, bands = [], []
     for number, each in drawn:
         across, curve = each.curve(axis).mean, each.curve(metric)
-        line = "--" if each.reference else LINES[number // len(COLOURS) % len(LINES)]
+        line = "--" if each.reference else LINE_STYLES[number // len(COLOURS) % len(LINE_STYLES)]
         colour = COLOURS[number % len(COLOURS)]
         axes.plot(
             across, curve.mean, color=colour, linestyle=line, linewidth=0.9 if each.reference else 1.4, label=each.name

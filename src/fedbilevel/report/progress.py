@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from fedbilevel.runs.solve import COUNTED
+from fedbilevel.engines.accounting import COUNTED
 
 SHOWN = 3  # metrics
 

@@ -10,11 +10,12 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from fedbilevel.drawing.curves import over_decades
+from fedbilevel.engines.accounting import ORACLES
 from fedbilevel.runs.comparison import Compared, last, per_client
-from fedbilevel.runs.experiment import Finished
+from fedbilevel.runs.execute import Finished
 from fedbilevel.runs.grid import band, seconds
 from fedbilevel.runs.solve import Result
-from fedbilevel.storage.records import plain_json
+from fedbilevel.storage.files import plain_json
 
 
 def _runs(finished: Finished) -> list[tuple[str, Result]]:
@@ -94,7 +95,7 @@ def comparison(compared: Compared) -> Table:
     return shown
 
 
-COUNTS = ("floats", "Gf", "Gg", "J", "H")
+COUNTS = ("floats", *ORACLES)
 
 
 def _short(count: Any) -> str:
@@ -119,7 +120,7 @@ def _with_spread(mean: float, deviation: float, runs: int) -> str:
     return f"{mean:.2g}" if runs == 1 else f"{mean:.3g} ± {deviation:.1g}"
 
 
-LINES = ("-", "--", "-.", ":")
+DASHES = ("-", "--", "-.", ":")
 
 
 def comparison_curves(compared: Compared) -> Path:
@@ -141,7 +142,7 @@ def comparison_curves(compared: Compared) -> Path:
             across, _ = band(histories, axis)
             if axis == "floats":  # on a log scale, so from the first message on
                 across, mean, deviation = across[1:] / members[0].run.info["clients"], mean[1:], deviation[1:]
-            style = {"color": f"C{color % 10}", "linestyle": LINES[color // 10 % 4]}
+            style = {"color": f"C{color % 10}", "linestyle": DASHES[color // 10 % 4]}
             axes.plot(across, mean, label=algorithm, linewidth=1.5, **style)
             if len(members) > 1:
                 half = deviation / np.sqrt(len(members))

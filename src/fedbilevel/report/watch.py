@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.report import page
-from fedbilevel.storage.records import CONFIG, INFO, RECORDS
+from fedbilevel.storage.run_folder import CONFIG, INFO, RECORDS
 
 HOST = "127.0.0.1"
 
@@ -23,7 +23,7 @@ class Watch(ThreadingHTTPServer):
 
     def __init__(self, path: Path, port: int = 0) -> None:
         self.path = Path(path)
-        page.content([self.path])  # refuses what is no folder of runs
+        page.content([self.path])  # refuses what is not a folder of runs
         self._lock = threading.Lock()
         try:
             super().__init__((HOST, port), _Handler)
@@ -45,13 +45,13 @@ class Watch(ThreadingHTTPServer):
 
     def mark(self) -> str:
         """Changes whenever a file that is shown does."""
-        found = []
+        files = []
         for folder in sorted({file.parent for file in self.path.rglob(INFO)}):
             for file in sorted([*(folder / name for name in (INFO, CONFIG, RECORDS)), *folder.glob("*.png")]):
                 if file.exists():
                     about = file.stat()
-                    found.append((str(file), about.st_mtime_ns, about.st_size))
-        return hashlib.sha256(repr(found).encode()).hexdigest()[:32]
+                    files.append((str(file), about.st_mtime_ns, about.st_size))
+        return hashlib.sha256(repr(files).encode()).hexdigest()[:32]
 
     def news(self, mark: str) -> bytes:
         """What the page shows, made once for every change."""

@@ -9,7 +9,7 @@ file alone, verdict included, so that nobody words it.
 from fedbilevel.reproduction.claims import judged, verdict
 from fedbilevel.reproduction.curves import Reproduced
 from fedbilevel.reproduction.curves import read as read_curves
-from fedbilevel.reproduction.files import PARAMETERS, check, known, read
+from fedbilevel.reproduction.files import PARAMETERS, check, names, read
 from fedbilevel.reproduction.page import table, write
 from fedbilevel.reproduction.runs import run, search
 
@@ -18,7 +18,7 @@ __all__ = [
     "Reproduced",
     "check",
     "judged",
-    "known",
+    "names",
     "read",
     "read_curves",
     "run",

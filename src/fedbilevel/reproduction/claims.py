@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedbilevel.reproduction.curves import Reproduced, ending
-from fedbilevel.reproduction.files import PARAMETERS, Claim, Column, Method, Panel
+from fedbilevel.reproduction.files import PARAMETERS, Claim, Method, Panel, ResultColumn
 
 ACROSS = ("best", "spread", "trend", "approach")
 """Kinds of claims that compare conditions."""
@@ -62,7 +62,7 @@ class Judge:
     def panels(self, claim: Claim) -> list[Panel]:
         return [p for p in self.done.reproduction.panels if not claim.panels or p.title in claim.panels]
 
-    def columns(self, claim: Claim) -> list[Column]:
+    def columns(self, claim: Claim) -> list[ResultColumn]:
         columns = list(self.done.reproduction.columns)
         if claim.column:
             return [column for column in columns if column.title == claim.column]
@@ -79,7 +79,7 @@ class Judge:
             return Judged(claim, holds, "; ".join(numbers))
         return Judged(claim, False, "; ".join([*numbers, "not run under the other conditions"]), partly=holds)
 
-    def values(self, panel: Panel, label: str, column: Column, claim: Claim) -> np.ndarray:
+    def values(self, panel: Panel, label: str, column: ResultColumn, claim: Claim) -> np.ndarray:
         """One number for each seed that all have which are compared: methods under a condition, or conditions, too.
         NaN where a run did not come to its end, also if its seed is not one of these.
         """
@@ -90,7 +90,7 @@ class Judge:
         common = set.intersection(*(seeds for seeds in ran if seeds)) if any(ran) else set()
         return self.done.values(panel, self.method(label), column, claim.over, common)
 
-    def shown(self, panel: Panel, label: str, column: Column, value: float) -> str:
+    def shown(self, panel: Panel, label: str, column: ResultColumn, value: float) -> str:
         """A mean, or why there is none."""
         ended = ending(self.done.of(panel, self.method(label)))
         return ended.split(" in ")[0] if ended else column.shown(value)
@@ -131,7 +131,7 @@ class Judge:
             holds &= here
         return holds, numbers
 
-    def _listed(self, panel: Panel, claim: Claim, column: Column, values: Sequence[np.ndarray]) -> str:
+    def _listed(self, panel: Panel, claim: Claim, column: ResultColumn, values: Sequence[np.ndarray]) -> str:
         pairs = zip(claim.methods, values, strict=True)
         return ", ".join(f"{self.name(label)} {self.shown(panel, label, column, some.mean())}" for label, some in pairs)
 
@@ -208,7 +208,7 @@ def _positive(differences: np.ndarray) -> bool:
     return bool(differences.mean() > 0 and np.mean(differences > 0) > 0.5)
 
 
-def _lead(differences: np.ndarray, column: Column) -> str:
+def _lead(differences: np.ndarray, column: ResultColumn) -> str:
     """How far one is ahead of another: the mean over seeds with its standard error, and of how many seeds it is so."""
     count = len(differences)
     if count == 1:

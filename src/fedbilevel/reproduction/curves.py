@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.reproduction.files import Column, Method, Panel, Reproduction, mark
-from fedbilevel.storage.records import write_atomically
+from fedbilevel.reproduction.files import Method, Panel, Reproduction, ResultColumn, mark
+from fedbilevel.storage.files import write_atomically
 
 _RUN = ("condition", "method", "parameters", "seed", "settings", "failure")
 _ROW = ("round", "exchanges", "seconds")
@@ -41,7 +41,7 @@ class Curve:
             return each * self.along("round") if each else self.along("exchanges")
         return np.array([row[axis] for row in self.history], float)
 
-    def value(self, column: Column, against: str) -> float:
+    def value(self, column: ResultColumn, against: str) -> float:
         """The number of a column; between two rows it is on the line between them."""
         if column.metric not in self.history[-1]:
             raise FedbilevelError(f"a run of {self.method.title} has no '{column.metric}' for '{column.title}'.")
@@ -53,7 +53,7 @@ class Curve:
             raise FedbilevelError(f"a run of {self.method.title} ends at {across[-1]:g}, before '{column.title}'.")
         return float(np.interp(column.at, across, values)) * column.scale
 
-    def mean(self, column: Column, against: str) -> float:
+    def mean(self, column: ResultColumn, against: str) -> float:
         """The mean of a column's metric over the whole curve up to its moment, the start included."""
         across, values = self.along(column.along or against), [row[column.metric] for row in self.history]
         if column.at is not None:
@@ -75,11 +75,11 @@ class Reproduced:
     @cached_property
     def minutes(self) -> float:
         """Of all runs that came to their end, without compiling."""
-        known = sum(float(c.history[-1]["seconds"]) for c in self.curves if c.done) / 60
-        return self.reproduction.minutes if math.isnan(known) else known
+        minutes = sum(float(c.history[-1]["seconds"]) for c in self.curves if c.done) / 60
+        return self.reproduction.minutes if math.isnan(minutes) else minutes
 
     def values(
-        self, panel: Panel, method: Method, column: Column, over: str = "end", seeds: Container[int] | None = None
+        self, panel: Panel, method: Method, column: ResultColumn, over: str = "end", seeds: Container[int] | None = None
     ) -> np.ndarray:
         """One number for each seed, or some of them: at the column's moment, or the mean over the whole curve. NaN if
         a run did not come to its end, whatever its seed.
@@ -97,7 +97,7 @@ def ending(curves: Sequence[Curve]) -> str:
     if not curves:
         return "not run"
     failed = [curve.failure for curve in curves if not curve.done]
-    rounds = [found[1] for failure in failed if (found := re.search(r"round (\d+)", failure))]
+    rounds = [match[1] for failure in failed if (match := re.search(r"round (\d+)", failure))]
     since = f", from its round {min(map(int, rounds))} on" if rounds else ""
     return f"diverged in {len(failed)} of {len(curves)} seeds{since}" if failed else ""
 

@@ -13,6 +13,7 @@ from typing import Any
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.errors import FedbilevelError, UnknownName
 from fedbilevel.runs.experiment import Experiment
+from fedbilevel.runs.settings import Settings
 
 PARAMETERS = {
     "printed": "the paper's",
@@ -22,7 +23,7 @@ PARAMETERS = {
 """Where the parameters of a row come from."""
 
 
-AXES = {
+CURVE_AXES = {
     "round": "rounds",
     "exchanges": "exchanges",
     "communications": "communication rounds, as the paper counts them",
@@ -31,8 +32,8 @@ AXES = {
 
 
 @dataclass(frozen=True)
-class Column:
-    """A number of the table: a metric at the end, or ``at`` so many rounds or exchanges; times ``scale``. ``along``
+class ResultColumn:
+    """A number of the table: a metric at the end, or ``at`` a number of rounds or exchanges; times ``scale``. ``along``
     is what is counted, if it is not what the curves are drawn against.
     """
 
@@ -86,7 +87,7 @@ class Method:
         return f"{self.label} ({PARAMETERS[self.parameters]})"
 
 
-KINDS = ("near", "order", "ahead", "level", "bound", "best", "spread", "trend", "approach")
+CLAIM_KINDS = ("near", "order", "ahead", "level", "bound", "best", "spread", "trend", "approach")
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,7 @@ class Reproduction:
     task: Mapping[str, Any]
     run: Mapping[str, Any]
     seeds: int
-    columns: Sequence[Column]
+    columns: Sequence[ResultColumn]
     panels: Sequence[Panel]
     methods: Sequence[Method]
     claims: Sequence[Claim]
@@ -215,22 +216,22 @@ class Reproduction:
 
     def experiment(self, panel: Panel, method: Method, seed: int) -> Experiment:
         """One run of it."""
-        found: Mapping[str, Any] = {}
+        searched: Mapping[str, Any] = {}
         if method.parameters == "found":
             of_method = {title: settings for (name, title), settings in self.found.items() if name == method.label}
-            known = of_method.get(panel.title, next(iter(of_method.values()), None))
-            if known is None:
+            searched = of_method.get(panel.title, next(iter(of_method.values()), {}))
+            if not of_method:
                 raise FedbilevelError(
                     f"{self.id}: nothing was found for {method.label} yet, in a search as its file has it: "
                     f"fedbilevel reproduce {(self.search and self.search.found) or self.id} --search."
                 )
-            found = known
-        options = {f"task.{k}": v for k, v in {**self.task, **panel.task}.items() if k != "name"}
-        hyper = {**method.settings, **found, **method.by_panel.get(panel.title, {})}
-        settings = {**options, **{f"algorithm.{k}": v for k, v in hyper.items()}}
-        run = {f"run.{k}": v for k, v in {**self.run, **panel.run, **method.run}.items()}
+        tables = {
+            "task": {name: value for name, value in {**self.task, **panel.task}.items() if name != "name"},
+            "algorithm": {**method.settings, **searched, **method.by_panel.get(panel.title, {})},
+            "run": {**self.run, **panel.run, **method.run},
+        }
         given = Experiment(str(self.task["name"]), method.algorithm, seed=seed, references=False)
-        return given.changed({**settings, **run})
+        return given.changed(Settings.of_tables(tables))
 
     def searched(self, panel: Panel, method: Method) -> tuple[Experiment, dict[str, float]]:
         """What the parameters of a method are searched for with, and where the search begins: with what is printed for
@@ -239,7 +240,7 @@ class Reproduction:
         asked = self.search or Search()
         fixed = asked.fixed.get(method.label, {})
         experiment = replace(self, found={(method.label, panel.title): fixed}).experiment(panel, method, asked.seed)
-        experiment = experiment.changed({f"task.{name}": value for name, value in asked.task.items()})
+        experiment = experiment.changed(Settings.of_tables({"task": asked.task}))
         experiment = experiment.changed({"rounds": asked.rounds}) if asked.rounds else experiment
         printed = [m for m in self.methods if (m.label, m.parameters) == (method.label, "printed")]
         given = {**printed[0].settings, **printed[0].by_panel.get(panel.title, {})} if printed else {}
@@ -281,23 +282,23 @@ def mark(experiment: Experiment, *more: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
-FOLDER = files("fedbilevel.reproduction") / "experiments"
+EXPERIMENTS = files("fedbilevel.reproduction") / "experiments"
 
 
-def known() -> list[str]:
+def names() -> list[str]:
     """The experiments there are."""
-    return sorted(file.name.removesuffix(".toml") for file in FOLDER.iterdir() if file.name.endswith(".toml"))
+    return sorted(file.name.removesuffix(".toml") for file in EXPERIMENTS.iterdir() if file.name.endswith(".toml"))
 
 
 def read(id: str) -> Reproduction:
     """An experiment by its name."""
-    if id not in known():
-        raise UnknownName("experiment of a paper", id, known())
-    content = tomllib.loads((FOLDER / f"{id}.toml").read_text())
+    if id not in names():
+        raise UnknownName("experiment of a paper", id, names())
+    content = tomllib.loads((EXPERIMENTS / f"{id}.toml").read_text())
     search = Search(**content.pop("search")) if "search" in content else None
     made = Reproduction(
         id=id,
-        columns=[Column(**each) for each in content.pop("columns")],
+        columns=[ResultColumn(**each) for each in content.pop("columns")],
         panels=[Panel(**each) for each in content.pop("panels", [{"title": ""}])],
         methods=[Method(**each) for each in content.pop("methods")],
         claims=[Claim(**each) for each in content.pop("claims")],
@@ -306,33 +307,34 @@ def read(id: str) -> Reproduction:
     )
     if search is not None and search.found:
         made = replace(made, found=read(search.found).found)
-    elif search is not None and (path := FOLDER / "found" / f"{id}.toml").is_file():
-        found = tomllib.loads(path.read_text())
-        if found["search"] == search.conditions:  # else it is what another search found
-            made = replace(made, found=settings_of({"found": [each for each in found["found"] if _fits(made, each)]}))
+    elif search is not None and (path := EXPERIMENTS / "found" / f"{id}.toml").is_file():
+        written = tomllib.loads(path.read_text())
+        if written["search"] == search.conditions:  # else it is what another search found
+            fitting = [line for line in written["found"] if _fits(made, line)]
+            made = replace(made, found=settings_of({"found": fitting}))
     check(made)
     return made
 
 
-def _fits(made: Reproduction, found: Mapping[str, Any]) -> bool:
+def _fits(made: Reproduction, line: Mapping[str, Any]) -> bool:
     """Whether this was found for a method and a condition as the file has them now."""
     cases = {(m.label, p.title): (p, m) for p, m in made.cases() if m.parameters == "found"}
-    case = cases.get((found["method"], found["panel"]))
-    return case is not None and found["of"] == mark(*made.searched(*case))
+    case = cases.get((line["method"], line["panel"]))
+    return case is not None and line["of"] == mark(*made.searched(*case))
 
 
-def settings_of(found: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, Any]]:
+def settings_of(written: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, Any]]:
     """What a search found, by method and condition."""
-    return {(each["method"], each["panel"]): each["settings"] for each in found["found"]}
+    return {(each["method"], each["panel"]): each["settings"] for each in written["found"]}
 
 
 def check(made: Reproduction) -> None:
     """Refuse names in the file that mean nothing."""
     panels, labels = {panel.title for panel in made.panels}, {method.label for method in made.methods}
-    if unknown := {made.against, *(column.along or made.against for column in made.columns)} - {*AXES}:
-        raise FedbilevelError(f"{made.id}: curves are drawn against {', '.join(AXES)}, not {unknown.pop()}.")
+    if unknown := {made.against, *(column.along or made.against for column in made.columns)} - {*CURVE_AXES}:
+        raise FedbilevelError(f"{made.id}: curves are drawn against {', '.join(CURVE_AXES)}, not {unknown.pop()}.")
     for method in made.methods:
-        _ = ALGORITHMS[method.algorithm]
+        ALGORITHMS.check(method.algorithm)
         unknown = ({*method.panels} | {*method.by_panel} | {*method.paper}) - panels
         wrong = [title for title, values in method.paper.items() if len(values) != len(made.columns)]
         if unknown or wrong or method.parameters not in PARAMETERS:
@@ -351,7 +353,7 @@ def check(made: Reproduction) -> None:
     if all(claim.ours for claim in made.claims):
         raise FedbilevelError(f"{made.id} has no claim of the paper.")
     for claim in made.claims:
-        if {*claim.panels} - panels or {*claim.methods} - labels or claim.kind not in KINDS:
+        if {*claim.panels} - panels or {*claim.methods} - labels or claim.kind not in CLAIM_KINDS:
             raise FedbilevelError(f"{made.id}: the claim '{claim.words}' names what is not there.")
         least = {"order": 2, "ahead": 2, "level": 2, "spread": 2, "approach": 2}.get(claim.kind, 1)
         bounds = [bound for bound in (claim.least, claim.most) if bound is not None]

@@ -16,7 +16,7 @@ from fedbilevel.errors import FedbilevelError
 from fedbilevel.reproduction import curves
 from fedbilevel.reproduction.claims import judged, verdict
 from fedbilevel.reproduction.curves import Reproduced, ending
-from fedbilevel.reproduction.files import AXES, PARAMETERS, Reproduction, Search, read
+from fedbilevel.reproduction.files import CURVE_AXES, PARAMETERS, Reproduction, Search, read
 from fedbilevel.runs.grid import band
 
 
@@ -203,19 +203,19 @@ def _draw(done: Reproduced) -> Figure:
             bands.append((across, mean, deviation, colour))
             shown.setdefault(method.title, line)
             settled += [value for value, at in zip(mean, across, strict=True) if at >= 0.1 * across[-1]]
-        known = [value for value in settled if math.isfinite(value)]
-        if over_decades(known):
+        finite = [value for value in settled if math.isfinite(value)]
+        if over_decades(finite):
             axes.set_yscale("log")
-        elif known:  # the first steps would hide the differences that matter
-            margin = 0.08 * (max(known) - min(known)) or 0.1
-            axes.set_ylim(min(known) - margin, max(known) + margin)
+        elif finite:  # the first steps would hide the differences that matter
+            margin = 0.08 * (max(finite) - min(finite)) or 0.1
+            axes.set_ylim(min(finite) - margin, max(finite) + margin)
         low, high = axes.get_ylim()
         for across, mean, deviation, colour in bands:
             if np.median(deviation) < (high - low) / 4:  # one that fills the picture says nothing
                 axes.fill_between(across, mean - deviation, mean + deviation, alpha=0.15, linewidth=0, color=colour)
         axes.set_ylim(low, high)
         axes.set_title(panel.title, fontsize=9)
-        axes.set_xlabel(AXES[made.against])
+        axes.set_xlabel(CURVE_AXES[made.against])
         axes.set_ylabel(metric)
         axes.grid(alpha=0.3)
     figure.legend(shown.values(), shown.keys(), loc="outside right upper", frameon=False, fontsize=8)

@@ -10,15 +10,17 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from fedbilevel.errors import FedbilevelError
+from fedbilevel.errors import FedbilevelError, Interrupted
 from fedbilevel.reproduction.curves import Curve, Reproduced
 from fedbilevel.reproduction.files import Method, Reproduction, Search, mark, settings_of
 from fedbilevel.runs import grid, processes
-from fedbilevel.runs.experiment import plain
-from fedbilevel.runs.grid import Place
+from fedbilevel.runs.grid import PlannedRun
 from fedbilevel.runs.processes import DIED, cores
+from fedbilevel.runs.settings import plain
 from fedbilevel.runs.tuning import Tuned, Tuning, tune
-from fedbilevel.storage.records import CONFIG, runs, write_atomically
+from fedbilevel.storage.files import write_atomically
+from fedbilevel.storage.load import runs
+from fedbilevel.storage.run_folder import RunFolder
 
 
 def run(
@@ -32,7 +34,7 @@ def run(
     for panel, method in made.cases():
         name = _slug(f"{panel.title} {method.label} {method.parameters}")
         some = [
-            (Place(folder / f"{name}-seed{seed}", made.experiment(panel, method, seed)), seed)
+            (PlannedRun(folder / f"{name}-seed{seed}", made.experiment(panel, method, seed)), seed)
             for seed in made.seeds_of(panel, method)
         ]
         some[0][0].experiment.build().check()  # refuses what is wrong before anything is run
@@ -43,8 +45,7 @@ def run(
     try:
         grid.run(groups, progress, jobs)
     except KeyboardInterrupt as interrupt:
-        interrupt.saved = f"Go on with the same command and --out {folder}"  # pyright: ignore
-        raise
+        raise Interrupted.of(interrupt, saved=f"Go on with the same command and --out {folder}") from None
     if unsettled := [place for place, *_ in members if not place.settled]:
         why = grid.Member(runs(unsettled[0].folder)[0]).failure
         raise FedbilevelError(
@@ -58,9 +59,9 @@ def run(
     return Reproduced(made, curves)
 
 
-def _check_same(place: Place, group: str) -> None:
+def _check_same(place: PlannedRun, group: str) -> None:
     """Refuse a folder with a run of something else, finished or not."""
-    if not (place.folder / CONFIG).exists():
+    if not RunFolder(place.folder).begun:
         return
     written = runs(place.folder)[0].config
     asked = place.experiment.build().config()
@@ -89,8 +90,8 @@ def search(
     wanted = [method for method in made.methods if method.parameters == "found"]
     if asked is None or asked.found or not wanted:
         raise FedbilevelError(f"{made.id} has nothing to search for.")
-    found: dict[int, list[dict[str, Any]]] = {}
-    tell = lambda: progress(len(found), len(wanted)) if progress else None
+    searched: dict[int, list[dict[str, Any]]] = {}
+    tell = lambda: progress(len(searched), len(wanted)) if progress else None
     tell()
     workers = min(jobs or cores(), cores())
     try:
@@ -102,19 +103,18 @@ def search(
                         f"{made.id}: the process that searched for {wanted[number].label} died (out of memory?). "
                         f"The same command with --out {out.parent} goes on."
                     )
-                found[number] = some
+                searched[number] = some
                 tell()
     except KeyboardInterrupt as interrupt:
-        interrupt.saved = f"Go on with the same command and --out {out.parent}"  # pyright: ignore
-        raise
-    lines = [line for number in sorted(found) for line in found[number]]
+        raise Interrupted.of(interrupt, saved=f"Go on with the same command and --out {out.parent}") from None
+    lines = [line for number in sorted(searched) for line in searched[number]]
     write_atomically(out / "found.toml", tomli_w.dumps({"search": asked.conditions, "found": lines}).encode())
     return replace(made, found=settings_of({"found": lines}))
 
 
 def _search_one(made: Reproduction, asked: Search, method: Method, out: Path) -> list[dict[str, Any]]:
     """What was found for one row, condition by condition; each search also tries what was found before."""
-    fixed, found, first = asked.fixed.get(method.label, {}), [], []
+    fixed, lines, first = asked.fixed.get(method.label, {}), [], []
     for panel in (p for p, m in made.cases() if m == method and (not asked.panels or p.title in asked.panels)):
         experiment, start = made.searched(panel, method)
         name = _slug(f"{panel.title} {method.label}")
@@ -143,9 +143,9 @@ def _search_one(made: Reproduction, asked: Search, method: Method, out: Path) ->
         which |= {"trials": len(tuned[0].trials)}
         losses = {"loss": loss, "first_loss": float(np.mean([each.suggested.value for each in tuned]))}
         shown = {name: plain(value) for name, value in settings.items()}
-        found.append({**which, **losses, "settings": {**fixed, **shown}})
+        lines.append({**which, **losses, "settings": {**fixed, **shown}})
         first = [*first, {name: getattr(value, "scale", value) for name, value in settings.items()}]
-    return found
+    return lines
 
 
 def _best(tuned: Sequence[Tuned]) -> tuple[float, Mapping[str, Any]]:

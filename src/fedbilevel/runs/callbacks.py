@@ -5,7 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedbilevel.errors import needs
+from fedbilevel.errors import Names, needs
 
 if TYPE_CHECKING:
     from fedbilevel.core import Algorithm
@@ -57,12 +57,19 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in row.items() if name != "round" and isinstance(value, int | float)}
 
 
+def _summary_writer() -> Any:
+    return needs("tensorboardX", "tensorboard", "TensorBoard needs tensorboardX").SummaryWriter
+
+
+def _mlflow() -> Any:
+    return needs("mlflow", "mlflow", "MLflow needs its client")
+
+
 class TensorBoard(Callback):
     """Event files for ``tensorboard --logdir FOLDER`` (needs ``pip install 'fedbilevel[tensorboard]'``)."""
 
     def __init__(self, folder: Path | str) -> None:
-        self.make = needs("tensorboardX", "tensorboard", "TensorBoard needs tensorboardX").SummaryWriter
-        self.folder, self.writer = str(folder), None
+        self.make, self.folder, self.writer = _summary_writer(), str(folder), None
 
     def start(self, run: Started) -> None:
         # What was written after the last checkpoint is about to be written again.
@@ -92,17 +99,17 @@ class MLflow(Callback):
     """
 
     def __init__(self, uri: str | None = None, experiment: str = "fedbilevel", name: str | None = None) -> None:
-        self.client = needs("mlflow", "mlflow", "MLflow needs its client").MlflowClient(uri)
+        self.client = _mlflow().MlflowClient(uri)
         self.experiment, self.name = experiment, name
         self.id: Any = None
 
     def start(self, run: Started) -> None:
-        known = self.client.get_experiment_by_name(self.experiment)
-        experiment = known.experiment_id if known else self.client.create_experiment(self.experiment)
+        there = self.client.get_experiment_by_name(self.experiment)
+        experiment = there.experiment_id if there else self.client.create_experiment(self.experiment)
         if self.name is not None and run.history:
             same = f"attributes.run_name = '{self.name}' and attributes.status != 'FINISHED'"
-            found = self.client.search_runs([experiment], same, max_results=1)
-            self.id = found[0].info.run_id if found else None
+            unfinished = self.client.search_runs([experiment], same, max_results=1)
+            self.id = unfinished[0].info.run_id if unfinished else None
         if self.id is None:
             self.id = self.client.create_run(experiment, run_name=self.name).info.run_id
         for name, value in run.parameters.items():
@@ -120,3 +127,21 @@ class MLflow(Callback):
     def end(self) -> None:
         if self.id is not None:
             self.client.set_terminated(self.id, "FINISHED" if self.seen >= self.rounds else "KILLED")
+
+
+class Tracker(NamedTuple):
+    """A service that follows experiments: ``check_installed`` refuses to go on without its extra, ``follow`` makes the
+    callback for the run with this label in a run folder.
+    """
+
+    check_installed: Callable[[], Any]
+    follow: Callable[[Path, str], Callback]
+
+
+TRACKERS: Names[Tracker] = Names(
+    "tracker",
+    {
+        "tensorboard": Tracker(_summary_writer, lambda folder, label: TensorBoard(folder / "tensorboard" / label)),
+        "mlflow": Tracker(_mlflow, lambda folder, label: MLflow(name=f"{folder.name}/{label}")),
+    },
+)

@@ -14,11 +14,13 @@ from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.core.task import Task
 from fedbilevel.engines.participation import Everyone
 from fedbilevel.engines.program import check_fits
-from fedbilevel.errors import FedbilevelError, UnknownName
+from fedbilevel.errors import FedbilevelError, Interrupted, UnknownName
 from fedbilevel.runs import grid
-from fedbilevel.runs.experiment import Experiment, new_folder
-from fedbilevel.runs.grid import Place, band
-from fedbilevel.storage.records import runs, write_atomically
+from fedbilevel.runs.experiment import Experiment
+from fedbilevel.runs.grid import PlannedRun, band
+from fedbilevel.runs.settings import Setting
+from fedbilevel.storage.files import new_folder, write_atomically
+from fedbilevel.storage.load import runs
 from fedbilevel.tasks import TASKS
 
 
@@ -35,29 +37,29 @@ class Comparison:
 
     def experiment(self, algorithm: str, seed: int) -> Experiment:
         """One member of the comparison."""
-        known = {*_options(self.task), *_fields(algorithm)}
+        names = {*_options(self.task), *_fields(algorithm)}
         chosen: dict[str, str] = {}
         for key, text in self.settings.items():
-            prefix, _, name = key.rpartition(".")
-            if prefix == algorithm:
-                chosen[f"algorithm.{name}"] = text
-            elif prefix in ("", "task", "algorithm") and name in known:
+            table, name = Setting.parse(key)
+            if table == algorithm:
+                chosen[Setting("algorithm", name).key] = text
+            elif table in ("", "task", "algorithm") and name in names:
                 chosen[key] = text
         return Experiment(self.task, algorithm, self.rounds, seed, self.sample, chosen)
 
     def check(self) -> None:
-        """Refuse settings that nobody knows."""
+        """Refuse settings that nobody has."""
         everything = {*_options(self.task), *(name for a in self.algorithms for name in _fields(a))}
         for key in self.settings:
-            prefix, _, name = key.rpartition(".")
-            if prefix not in ("", "task", "algorithm", *self.algorithms):
-                raise UnknownName("algorithm of this comparison", prefix, list(self.algorithms))
+            table, name = Setting.parse(key)
+            if table not in ("", "task", "algorithm", *self.algorithms):
+                raise UnknownName("algorithm of this comparison", table, list(self.algorithms))
             if name not in everything:
                 raise UnknownName("setting", key, sorted(everything))
 
 
 @dataclass(frozen=True)
-class Member(grid.Member):
+class ComparedRun(grid.Member):
     """One run of a comparison."""
 
     algorithm: str
@@ -69,11 +71,11 @@ class Compared:
     """All runs, and where their folders are."""
 
     comparison: Comparison
-    members: list[Member]
+    members: list[ComparedRun]
     folder: Path
     seconds: float
 
-    def of(self, algorithm: str) -> list[Member]:
+    def of(self, algorithm: str) -> list[ComparedRun]:
         """The runs of an algorithm, one per seed."""
         return [m for m in self.members if m.algorithm == algorithm]
 
@@ -97,7 +99,8 @@ def fitting(task: Task) -> list[str]:
     def fits(name: str) -> bool:
         kind = ALGORITHMS[name]
         try:
-            check_fits(task.problem, kind(**task.suggested.for_algorithm(name, _fields(name))), task.layout, Everyone())
+            chosen = kind(**task.suggested.for_algorithm(name, _fields(name)))
+            check_fits(task.problem, chosen, task.layout, Everyone())
         except FedbilevelError:
             return False
         return kind.bilevel
@@ -135,17 +138,20 @@ def run(
     try:
         grid.run(groups, progress, jobs)
     except KeyboardInterrupt as interrupt:
-        interrupt.saved = f"Continue with: fedbilevel resume {folder}"  # pyright: ignore[reportAttributeAccessIssue]
-        raise
-    members = [Member(runs(place.folder)[0], name, seed) for name, seed, place in places]
+        raise Interrupted.of(interrupt, saved=f"Continue with: fedbilevel resume {folder}") from None
+    members = [ComparedRun(runs(place.folder)[0], name, seed) for name, seed, place in places]
     if not any(member.done for member in members):
         raise FedbilevelError(f"every run failed; the first one said: {members[0].failure}")
     return Compared(comparison, members, folder, time.perf_counter() - began)
 
 
-def _places(comparison: Comparison, folder: Path) -> list[tuple[str, int, Place]]:
+def _places(comparison: Comparison, folder: Path) -> list[tuple[str, int, PlannedRun]]:
     return [
-        (name, seed, Place(folder / f"{name}-seed{seed}", replace(comparison.experiment(name, seed), references=False)))
+        (
+            name,
+            seed,
+            PlannedRun(folder / f"{name}-seed{seed}", replace(comparison.experiment(name, seed), references=False)),
+        )
         for name in comparison.algorithms
         for seed in comparison.seeds
     ]
@@ -173,13 +179,13 @@ def read(folder: Path) -> Comparison:
         raise FedbilevelError(f"{folder / COMPARISON} cannot be read ({error}).") from None
 
 
-def last(members: Sequence[Member], metric: str) -> tuple[float, float]:
+def last(members: Sequence[ComparedRun], metric: str) -> tuple[float, float]:
     """Mean and standard deviation over seeds at the end."""
     mean, deviation = band([m.history for m in members if m.done], metric)
     return float(mean[-1]), float(deviation[-1])
 
 
-def per_client(member: Member, name: str) -> float:
+def per_client(member: ComparedRun, name: str) -> float:
     """A count over all clients at the end of a run, as a mean per client."""
     return member.history[-1][name] / member.run.info["clients"] if member.done else 0.0
 
@@ -215,9 +221,10 @@ def plan(
     settings = settings or {}
     names = [] if algorithms in (None, "all") else [name.strip() for name in algorithms.split(",")]
     if not names or rounds is None:
-        options = {k: v for k, v in settings.items() if k.removeprefix("task.") in _options(task)}
-        made = Experiment(task, settings=options).build().task
+        parsed = {key: Setting.parse(key) for key in settings}
+        of_task = [key for key, each in parsed.items() if each.is_for("task") and each.name in _options(task)]
+        made = Experiment(task, settings={key: settings[key] for key in of_task}).build().task
         names, rounds = names or fitting(made), made.suggested.rounds if rounds is None else rounds
     for name in names:
-        _ = ALGORITHMS[name]  # refuses unknown ones
+        ALGORITHMS.check(name)
     return Comparison(task, names, rounds, parse_seeds(seeds) if seeds else (0,), sample, settings)

@@ -24,23 +24,23 @@ def read(path: Path, federated: bool = False) -> tuple[dict[str, dict[str, Any]]
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise FedbilevelError(f"the experiment file {path} cannot be read: {reason}.") from None
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise FedbilevelError(f"{path} is no valid TOML: {error}.") from None
+        raise FedbilevelError(f"{path} is not valid TOML: {error}.") from None
     places = {key: f"{path}, line {line}: " for key, line in _lines(text).items()}
     content.pop("fedbilevel", None)  # the version that wrote it
-    known = (*TABLES, *FEDERATION) if federated else TABLES
+    allowed = (*TABLES, *FEDERATION) if federated else TABLES
     for table, keys in content.items():
         if table in FEDERATION and not federated:
             raise FedbilevelError(
                 f"{places.get(table, '')}[{table}] is for separate parties: run this file with 'fedbilevel federation "
                 f"run {path}', or leave the table out."
             )
-        if table not in known:
-            raise UnknownName("table", table, known, places.get(table, f"{path}: "))
+        if table not in allowed:
+            raise UnknownName("table", table, allowed, places.get(table, f"{path}: "))
         if not isinstance(keys, dict):
             raise FedbilevelError(
                 f'{places.get(table, "")}{table} is a table: write [{table}] and below it name = "...".'
@@ -48,7 +48,7 @@ def read(path: Path, federated: bool = False) -> tuple[dict[str, dict[str, Any]]
         for key, value in keys.items():
             if isinstance(value, dict) and table in TABLES:
                 raise UnknownName("table", f"{table}.{key}", TABLES, places.get(f"{table}.{key}", f"{path}: "))
-    tables = {table: content.get(table, {}) for table in known}
+    tables = {table: content.get(table, {}) for table in allowed}
     if not isinstance(tables["task"].get("name"), str):
         raise FedbilevelError(f'{path} does not say which task: write [task] and below it name = "data-cleaning".')
     return tables, places
@@ -56,16 +56,16 @@ def read(path: Path, federated: bool = False) -> tuple[dict[str, dict[str, Any]]
 
 def _lines(text: str) -> dict[str, int]:
     """The line of every table and key; of values over several lines the first."""
-    found: dict[str, int] = {}
+    lines: dict[str, int] = {}
     table = ""
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*\[\s*([\w.\-\"']+)\s*\]", line):
             table = header[1].replace('"', "").replace("'", "")
-            found.setdefault(table, number)
+            lines.setdefault(table, number)
         elif key := re.match(r"\s*([\w.\-\"']+)\s*=", line):
             name = key[1].replace('"', "").replace("'", "")
-            found.setdefault(f"{table}.{name}" if table else name, number)
-    return found
+            lines.setdefault(f"{table}.{name}" if table else name, number)
+    return lines
 
 
 def write(tables: Mapping[str, Mapping[str, Any]]) -> str:

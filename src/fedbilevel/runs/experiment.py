@@ -1,48 +1,29 @@
-"""An experiment: a task, an algorithm and all their options by name; its run folder with everything that came out."""
+"""An experiment: a task, an algorithm and all their options by name. ``runs/execute.py`` runs it."""
 
-import csv
 import dataclasses
 import inspect
-import json
-import math
-import os
-import platform
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
-
-import jax
-import jax.numpy as jnp
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedbilevel.algorithms import ALGORITHMS
-from fedbilevel.core import Algorithm, schedules
-from fedbilevel.core.presentation import Details, Reference
+from fedbilevel.core import Algorithm
 from fedbilevel.core.task import Task
 from fedbilevel.diagnostics import DIAGNOSTICS
 from fedbilevel.engines.participation import Independent, Participation, Uniform, participation
 from fedbilevel.engines.program import check_fits
 from fedbilevel.engines.simulation import BATCHINGS
-from fedbilevel.errors import Diverged, FedbilevelError, UnknownName
-from fedbilevel.runs import callbacks, configuration
-from fedbilevel.runs.callbacks import Callback
-from fedbilevel.runs.solve import ENGINES, Result, Row, Stopped, check_rounds, check_seed, interval, solve, traffic
-from fedbilevel.storage.arrays import encode, named_leaves
-from fedbilevel.storage.checkpoints import Checkpoints
-from fedbilevel.storage.records import CONFIG, INFO, Appender, alone, plain_json, write_atomically
+from fedbilevel.errors import FedbilevelError, UnknownName
+from fedbilevel.runs import configuration
+from fedbilevel.runs.callbacks import TRACKERS
+from fedbilevel.runs.settings import Setting, Settings, convert, convert_run, plain
+from fedbilevel.runs.solve import ENGINES, check_rounds, check_seed, interval
+from fedbilevel.storage.checkpoints import check_checkpoints
 from fedbilevel.tasks import TASKS
 
-
-class Progress(Protocol):
-    """Whoever wants to show how far a run of so many rounds is: called with None when it begins, then with every row
-    of its history.
-    """
-
-    def __call__(self, label: str, rounds: int, row: Row | None) -> None: ...
+if TYPE_CHECKING:
+    from fedbilevel.runs.execute import Finished, Progress
 
 
 def _field(default: Any, help: str) -> Any:
@@ -89,27 +70,24 @@ class Experiment:
         """The experiment of a TOML file."""
         tables, places = configuration.read(Path(path))
         name = tables["task"].pop("name")
-        settings = {f"{table}.{key}": value for table, keys in tables.items() for key, value in keys.items()}
-        return Experiment(name, places=places).changed(settings)
+        return Experiment(name, places=places).changed(Settings.of_tables(tables))
 
     def changed(self, settings: Mapping[str, Any]) -> "Experiment":
         """The same with other settings: fields of ``[run]`` ("rounds" or "run.rounds"), "algorithm", options and
         hyper-parameters; the last word counts.
         """
         fields: dict[str, Any] = {}
-        others = dict(self.settings)
+        others = Settings(self.settings)
         for key, value in settings.items():
-            prefix, _, name = key.rpartition(".")
+            table, name = Setting.parse(key)
             if key in ("algorithm", "algorithm.name"):
                 fields["algorithm"] = convert(key, value, "", self._at(key))
-            elif prefix == "run" or (not prefix and name in RUN):
-                if name not in RUN:
-                    raise UnknownName("setting of [run]", name, RUN, self._at(key))
-                fields[name] = _convert_run(key, name, value, self._at(key))
+            elif table == "run" or (not table and name in RUN_SETTINGS):
+                if name not in RUN_SETTINGS:
+                    raise UnknownName("setting of [run]", name, RUN_SETTINGS, self._at(key))
+                fields[name] = convert_run(key, value, self._at(key))
             else:
-                others.pop(name, None)
-                others.pop(f"task.{name}" if prefix == "task" else f"algorithm.{name}", None)
-                others[key] = value
+                others.put(key, value)
         return dataclasses.replace(self, **fields, settings=others)
 
     def _at(self, key: str) -> str:
@@ -123,30 +101,22 @@ class Experiment:
         if self.rounds is not None and self.rounds < 1:
             raise FedbilevelError(f"{self._at('run.rounds')}rounds must be at least 1, but is {self.rounds}.")
         for name in self.diagnostics:
-            _ = DIAGNOSTICS[name]  # refuses unknown ones
+            DIAGNOSTICS.check(name)
         for name in self.trackers:
-            if name not in TRACKERS:
-                raise UnknownName("tracker", name, TRACKERS, self._at("run.trackers"))
+            TRACKERS.check(name, self._at("run.trackers"))
         if make is None:
-            if self.task not in TASKS:
-                raise UnknownName("task", self.task, TASKS, self._at("task.name"))
+            TASKS.check(self.task, self._at("task.name"))
             make = TASKS[self.task]
         options = {name: p.default for name, p in inspect.signature(make).parameters.items()}
         if self.algorithm is not None:
             self._check_settings(self.algorithm, options)
+        settings = Settings(self.settings)
         for_task: dict[str, Any] = {"seed": self.seed} if "seed" in options else {}
-        for key, value in self.settings.items():
-            prefix, _, name = key.rpartition(".")
-            if prefix in ("", "task") and name in options:
-                for_task[name] = convert(key, value, options[name], self._at(key))
+        for_task |= settings.values_for("task", options, self.places)
         task = make(**for_task)
         name = self.algorithm or task.suggested.algorithm
         kind, hyper = self._check_settings(name, options)
-        chosen = task.suggested.for_algorithm(name, hyper)
-        for key, value in self.settings.items():
-            prefix, _, known = key.rpartition(".")
-            if prefix in ("", "algorithm") and known in hyper:
-                chosen[known] = convert(key, value, hyper[known], self._at(key))
+        chosen = {**task.suggested.for_algorithm(name, hyper), **settings.values_for("algorithm", hyper, self.places)}
         rounds, sample = self.rounds or task.suggested.rounds, self.sample or task.suggested.sample
         every = interval(rounds, self.every)
         whole = dataclasses.replace(self, algorithm=name, rounds=rounds, sample=sample, every=every)
@@ -154,25 +124,11 @@ class Experiment:
 
     def _check_settings(self, algorithm: str, options: Mapping[str, Any]) -> tuple[type[Algorithm], dict[str, Any]]:
         """The algorithm and its hyper-parameters; refuses settings that nobody knows, or two."""
-        if algorithm not in ALGORITHMS:
-            raise UnknownName("algorithm", algorithm, ALGORITHMS, self._at("algorithm.name"))
+        ALGORITHMS.check(algorithm, self._at("algorithm.name"))
         kind = ALGORITHMS[algorithm]
         hyper = {f.name: f.default for f in dataclasses.fields(kind)}
-        for key in self.settings:
-            prefix, _, name = key.rpartition(".")
-            known = [
-                name in names for place, names in (("task", options), ("algorithm", hyper)) if prefix in ("", place)
-            ]
-            if not any(known):
-                who = {"task": self.task, "algorithm": algorithm}.get(prefix, f"{self.task} or {algorithm}")
-                names = {"task": [*options], "algorithm": [*hyper]}.get(prefix, [*options, *hyper, *RUN])
-                raise UnknownName(
-                    f"setting of {who}", name if prefix in ("task", "algorithm") else key, names, self._at(key)
-                )
-            if sum(known) > 1:
-                raise FedbilevelError(
-                    f"'{name}' is an option of both {self.task} and {algorithm}: write task.{name} or algorithm.{name}."
-                )
+        owners = {"task": (self.task, options), "algorithm": (algorithm, hyper)}
+        Settings(self.settings).check(owners, RUN_SETTINGS, self.places)
         return kind, hyper
 
     def participation(self) -> int | Participation | list[int] | None:
@@ -194,34 +150,22 @@ class Experiment:
                 "0,3,5."
             ) from None
 
-    def run(self, out: Path | str | None = None, progress: Progress | None = None) -> "Finished":
-        """Run it, see :func:`run`."""
+    def run(self, out: Path | str | None = None, progress: "Progress | None" = None) -> "Finished":
+        """Run it and write its folder.
+
+        Args:
+            out: the folder, which must be empty; default: a new one in ``runs/``.
+            progress: told when a run begins, and of every row.
+        """
+        from fedbilevel.runs.execute import run  # which knows experiments
+
         return run(self, None if out is None else Path(out), progress)
 
 
-RUN: Mapping[str, str] = {f.name: f.metadata["help"] for f in dataclasses.fields(Experiment) if "help" in f.metadata}
-"""The fields of the table [run], with what they mean."""
-
-TRACKERS: Mapping[str, Callable[[Path, str], Callback]] = {
-    "tensorboard": lambda folder, label: callbacks.TensorBoard(folder / "tensorboard" / label),
-    "mlflow": lambda folder, label: callbacks.MLflow(name=f"{folder.name}/{label}"),
+RUN_SETTINGS: Mapping[str, str] = {
+    f.name: f.metadata["help"] for f in dataclasses.fields(Experiment) if "help" in f.metadata
 }
-
-
-def _convert_run(key: str, name: str, value: Any, place: str) -> Any:
-    """A setting of [run] as what its field is."""
-    if name in ("diagnostics", "trackers"):
-        parts = value.split(",") if isinstance(value, str) else value
-        if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
-            raise FedbilevelError(f"{place}{key} must be a list of names, not {value!r}.")
-        return tuple(part.strip() for part in parts if part.strip())
-    if name == "sample":
-        parts = value if isinstance(value, list) else [value]
-        if isinstance(value, bool) or not all(isinstance(part, str | int | float) for part in parts):
-            raise FedbilevelError(f"{place}{key} must be a number, a list of clients or a text, not {value!r}.")
-        return ",".join(str(part) for part in parts) + ("," if isinstance(value, list) and len(value) == 1 else "")
-    like = {"rounds": 0, "every": 0, "seed": 0, "checkpoints": 0, "references": True, "checkpoint_seconds": 0.0}
-    return convert(key, value, like.get(name, ""), place)
+"""The fields of the table [run], with what they mean."""
 
 
 class Built(NamedTuple):
@@ -239,7 +183,7 @@ class Built(NamedTuple):
         if options.get("seed") == self.experiment.seed:
             del options["seed"]  # it follows the seed of the run
         hyper = {f.name: getattr(self.algorithm, f.name) for f in dataclasses.fields(self.algorithm)}
-        run = {name: getattr(self.experiment, name) for name in RUN}
+        run = {name: getattr(self.experiment, name) for name in RUN_SETTINGS}
         tables = {
             "task": {"name": self.experiment.task, **options},
             "algorithm": {"name": self.experiment.algorithm, **hyper},
@@ -251,281 +195,14 @@ class Built(NamedTuple):
         """Refuse what does not fit, before anything is written."""
         experiment = self.experiment
         check_rounds(experiment.rounds, experiment.every)
-        for name, value, known in (
+        for name, value, choices in (
             ("engine", experiment.engine, ENGINES),
             ("batching", experiment.batching, BATCHINGS),
         ):
-            if value not in known:
-                raise UnknownName(name, value, known, experiment.places.get(f"run.{name}", ""))
+            if value not in choices:
+                raise UnknownName(name, value, choices, experiment.places.get(f"run.{name}", ""))
         for name in experiment.trackers:
-            TRACKERS[name](Path(), "")  # is it installed?
-        Checkpoints("", experiment.checkpoint_seconds, experiment.checkpoints)
+            TRACKERS[name].check_installed()
+        check_checkpoints(experiment.checkpoint_seconds, experiment.checkpoints)
         sample = participation(experiment.participation(), len(self.task.clients))
         check_fits(self.task.problem, self.algorithm, self.task.layout, sample)
-
-
-KINDS = {bool: "true or false", int: "a whole number", float: "a number", tuple: "numbers such as 1,3", str: "a text"}
-
-
-def convert(name: str, value: Any, default: Any, place: str = "") -> Any:
-    """Read a setting, a value or text, as what its default is."""
-    try:
-        if isinstance(default, bool):
-            words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-            return value if isinstance(value, bool) else words[value.lower()]
-        if isinstance(value, bool):
-            raise ValueError
-        if isinstance(default, int):
-            if isinstance(value, float):
-                raise ValueError
-            return int(value)
-        if isinstance(default, float):
-            number = float(value)
-            if math.isnan(number):
-                raise ValueError
-            return number
-        if isinstance(default, schedules.Schedule):
-            return schedules.parse(value)
-        if isinstance(default, tuple):
-            number = lambda part: int(part) if str(part).strip().lstrip("-").isdigit() else float(part)
-            parts = (
-                value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
-            )
-            return tuple(number(part) for part in parts if str(part).strip())
-        if not isinstance(value, str):
-            raise ValueError
-    except FedbilevelError as error:
-        raise FedbilevelError(f"{place}{name}: {error}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise FedbilevelError(f"{place}{name} must be {KINDS[type(default)]}, not {value!r}.") from None
-    return value
-
-
-def plain(value: Any) -> Any:
-    """A value as TOML knows it."""
-    if isinstance(value, tuple | list):
-        return list(value)
-    if isinstance(value, np.generic):
-        return value.item()
-    return value if isinstance(value, bool | int | float | str) else repr(value)
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A run and its references; ``summary`` is what ``--json`` prints."""
-
-    folder: Path
-    task: Task
-    algorithm: Algorithm
-    result: Result
-    references: Mapping[str, Result]
-    summary: Mapping[str, Any]
-    details: Details | None = None
-
-    @property
-    def results(self) -> dict[str, Result]:
-        """All of them, the run itself as "run"."""
-        return {"run": self.result, **self.references}
-
-
-def run(experiment: Experiment, out: Path | None = None, progress: Progress | None = None) -> Finished:
-    """Run an experiment and its references and write the run folder. Whatever stops it, what there was is saved."""
-    built = experiment.build()
-    built.check()
-    name = f"{experiment.task}-{built.experiment.algorithm}-seed{experiment.seed}"
-    return _run(built, new_folder(name, out), progress)
-
-
-def resume(folder: Path | str, rounds: int | None = None, progress: Progress | None = None) -> Finished:
-    """Go on with the run of a folder, from its newest checkpoints, to the result it would have had without a break.
-
-    Args:
-        folder: the run folder.
-        rounds: go on to more rounds than the run was begun with.
-    """
-    folder = Path(folder)
-    if not (folder / CONFIG).exists():
-        raise FedbilevelError(f"{folder} is no run folder: it has no {CONFIG}.")
-    experiment = Experiment.read(folder / CONFIG)
-    if rounds is not None:
-        if experiment.rounds is not None and rounds < experiment.rounds:
-            raise FedbilevelError(f"{folder} was begun for {experiment.rounds} rounds: give at least as many.")
-        experiment = dataclasses.replace(experiment, rounds=rounds)
-    built = experiment.build()
-    built.check()
-    return _run(built, folder, progress)
-
-
-def _run(built: Built, folder: Path, progress: Progress | None) -> Finished:
-    with alone(folder):
-        return _run_alone(built, folder, progress)
-
-
-def _run_alone(built: Built, folder: Path, progress: Progress | None) -> Finished:
-    began = time.perf_counter()
-    experiment, task, algorithm, _ = built
-    info = describe(built, folder)
-    write_atomically(folder / CONFIG, configuration.write(built.config()).encode())
-    note = lambda **more: write_atomically(folder / INFO, json.dumps({**info, **more}, indent=1).encode())
-    note(status="running")
-    finish = _Members(built, folder, progress)
-    references: dict[str, Result] = {}
-    wanted = task.shown.references if experiment.references else ()
-    try:
-        for reference in wanted:
-            references[reference.label] = finish.reference(reference)
-        result = finish.one(info["main"], algorithm)
-    except (KeyboardInterrupt, Exception) as error:
-        stopped = error.__cause__
-        interrupted = isinstance(error, KeyboardInterrupt)
-        if interrupted:
-            note(status="interrupted", failure="")
-        else:
-            note(status="failed", failure=str(error), diverged=isinstance(error, Diverged))
-        if isinstance(error, KeyboardInterrupt | Diverged):
-            if isinstance(stopped, Stopped) and len(references) == len(wanted):
-                save_solution(stopped.result, folder)
-            saved = f"The records so far are in {folder}."
-            if interrupted and experiment.engine == "simulation":
-                saved = f"Continue with: fedbilevel resume {folder}"
-            error.saved = saved  # pyright: ignore[reportAttributeAccessIssue]
-        raise
-
-    save_solution(result, folder)
-    summary = {**{k: v for k, v in result.metrics.items() if k != "round"}, "rounds": result.metrics["round"]}
-    for label, reference in references.items():
-        shown = [name for name in task.shown.headline if name in reference.metrics]
-        summary |= {f"{name}_{label}": reference.metrics[name] for name in shown}
-    summary |= {
-        "seconds": time.perf_counter() - began,
-        "algorithm": experiment.algorithm,
-        "task": experiment.task,
-        "seed": experiment.seed,
-        "folder": str(folder),
-    }
-    finished = Finished(folder, task, algorithm, result, references, summary)
-    if task.shown.details is not None and experiment.references:
-        details = task.shown.details(finished.results)
-        finished = dataclasses.replace(finished, details=details)
-        with (folder / "details.csv").open("w", newline="") as file:
-            csv.writer(file).writerows([details.headings, *details.rows])
-    if task.shown.files is not None and experiment.references:
-        task.shown.files(finished.results, folder)
-    more: dict[str, Any] = {"status": "finished", "summary": plain_json(summary)}
-    if finished.details is not None:
-        rows = [
-            [cell.item() if isinstance(cell, np.generic) else cell for cell in row] for row in finished.details.rows
-        ]
-        more["details"] = {"title": finished.details.title, "headings": list(finished.details.headings), "rows": rows}
-    note(**more)
-    return finished
-
-
-class _Members:
-    """Runs an experiment's algorithm and its references into one folder, each from its newest checkpoint."""
-
-    def __init__(self, built: Built, folder: Path, progress: Progress | None) -> None:
-        self.built, self.folder, self.progress = built, folder, progress
-
-    def one(self, label: str, algorithm: Algorithm, x: Any = None) -> Result:
-        experiment, task, rounds = self.built.experiment, self.built.task, self.built.experiment.rounds or 0
-        keeps = experiment.engine == "simulation"
-        place = self.folder / "checkpoints" / label
-        with Appender(self.folder) as records:
-
-            def on_row(row: Row) -> None:
-                records.append({"run": label, **row})
-                if self.progress is not None:
-                    self.progress(label, rounds, row)
-
-            if self.progress is not None:
-                self.progress(label, rounds, None)
-            return solve(
-                task,
-                algorithm,
-                rounds,
-                experiment.seed,
-                experiment.participation(),
-                every=experiment.every,
-                diagnostics=experiment.diagnostics,
-                x=x,
-                engine=experiment.engine,  # pyright: ignore[reportArgumentType]
-                batching=experiment.batching,  # pyright: ignore[reportArgumentType]
-                callbacks=[on_row, *(TRACKERS[name](self.folder, label) for name in experiment.trackers)],
-                checkpoint=Checkpoints(place, experiment.checkpoint_seconds, experiment.checkpoints) if keeps else None,
-            )
-
-    def reference(self, reference: Reference) -> Result:
-        """The best of all that a reference starts from, for the price of all; one that diverges is not the best."""
-        if not reference.others:
-            return self.one(reference.label, reference.algorithm, reference.x)
-        starts = [reference.x, *reference.others]
-        found: list[Result] = []
-        for n, x in enumerate(starts, 1):
-            try:
-                found.append(self.one(f"{reference.label}-{n}", reference.algorithm, x))
-            except Diverged:
-                if n == len(starts) and not found:
-                    raise
-        best = min(found, key=lambda result: result.metrics[reference.by])
-        paid = {*traffic(best.plan, best.state), "seconds"}
-        history = [{k: len(starts) * v if k in paid else v for k, v in row.items()} for row in best.history]
-        return dataclasses.replace(best, history=history, seconds=sum(result.seconds for result in found))
-
-
-def describe(built: Built, folder: Path) -> dict[str, Any]:
-    """What a reader of the folder must know of the run."""
-    experiment, task, algorithm, _ = built
-    main, title = str(experiment.algorithm), type(algorithm).__name__
-    labels: dict[str, str] = {}
-    for reference in task.shown.references if experiment.references else ():
-        for n in range(1, len(reference.others) + 2):  # a grid search is several runs
-            more = (f"-{n}", f", {n} of {len(reference.others) + 1}") if reference.others else ("", "")
-            labels[reference.label + more[0]] = reference.title + more[1]
-    labels = dict([*list(labels.items())[:1], (main, title), *list(labels.items())[1:]])
-    return {
-        "name": folder.name,
-        "task": experiment.task,
-        "algorithm": main,
-        "title": title,
-        "seed": experiment.seed,
-        "rounds": experiment.rounds,
-        "clients": len(task.clients),
-        "headline": dict(task.shown.headline),
-        "compare_by": list(task.shown.compare_by),
-        "main": main,
-        "labels": labels,
-        "environment": {
-            **{name: version(name) for name in ("fedbilevel", "jax", "jaxlib", "numpy")},
-            "python": platform.python_version(),
-            "platform": f"{platform.system()} {platform.machine()}",
-            "cpus": os.cpu_count(),
-            "device": jax.devices()[0].device_kind,
-            "numbers": str(jnp.result_type(float)),
-        },
-        "process": os.getpid(),
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-
-
-def new_folder(name: str, out: Path | None) -> Path:
-    """An empty folder for results: the one that was asked for, or a new one in runs/."""
-    if out is None:
-        stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
-        names = (Path("runs") / (stem + suffix) for suffix in ["", *(f"-{n}" for n in range(2, 100))])
-        out = next(path for path in names if not path.exists())
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        if any(not path.name.startswith(".") for path in out.iterdir()):  # what is hidden, a killed process left
-            raise FedbilevelError(
-                f"the folder {out} is not empty: choose another one with --out, so that nothing is overwritten."
-            )
-    except OSError as error:
-        raise FedbilevelError(f"cannot write to {out}: {error.strerror}.") from error
-    return out
-
-
-def save_solution(result: Result, folder: Path) -> None:
-    """x and y, in a format that is safe to load."""
-    arrays = {name: np.asarray(leaf) for name, leaf in named_leaves({"x": result.x, "y": result.y}).items()}
-    write_atomically(folder / "solution.safetensors", encode({"round": int(result.state.round)}, arrays))

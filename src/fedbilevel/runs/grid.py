@@ -3,7 +3,6 @@ interrupted goes on.
 """
 
 import contextlib
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,13 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedbilevel.runs import processes
-from fedbilevel.runs.experiment import Experiment, resume
-from fedbilevel.runs.experiment import run as run_experiment
+from fedbilevel.runs.execute import resume
+from fedbilevel.runs.execute import run as run_experiment
+from fedbilevel.runs.experiment import Experiment
 from fedbilevel.runs.processes import DIED, cores
-from fedbilevel.storage.records import CONFIG, INFO, Run, run_in, write_atomically
+from fedbilevel.storage.run_folder import Run, RunFolder
 
 
-class Place(NamedTuple):
+class PlannedRun(NamedTuple):
     """An experiment and the folder of its run."""
 
     folder: Path
@@ -29,7 +29,7 @@ class Place(NamedTuple):
     @property
     def status(self) -> str:
         """How its run stands, "" if it has not begun."""
-        run = run_in(self.folder)
+        run = RunFolder(self.folder).read()
         return "" if run is None else run.status
 
     @property
@@ -39,8 +39,8 @@ class Place(NamedTuple):
 
     @property
     def settled(self) -> bool:
-        """Whether it has a result: to run it again would give the same. Other failures may be mended."""
-        run = run_in(self.folder)
+        """Whether it has a result: to run it again would give the same. Other failures may be fixed."""
+        run = RunFolder(self.folder).read()
         return run is not None and (run.status == "finished" or bool(run.info.get("diverged")))
 
 
@@ -79,7 +79,9 @@ def seconds(members: Sequence[Member]) -> float:
     return sum(member.history[-1]["seconds"] for member in members if member.done)
 
 
-def run(groups: Sequence[Sequence[Place]], progress: Callable[[int, int], None] | None = None, jobs: int = 0) -> None:
+def run(
+    groups: Sequence[Sequence[PlannedRun]], progress: Callable[[int, int], None] | None = None, jobs: int = 0
+) -> None:
     """Run all that have no result yet, also those that failed before by other reasons than that they diverged; whatever
     fails is in its run folder.
 
@@ -91,7 +93,7 @@ def run(groups: Sequence[Sequence[Place]], progress: Callable[[int, int], None] 
     places = [place for group in groups for place in group]
     left = [group for all_ in groups if (group := [place for place in all_ if not place.settled])]
     for place in (place for group in left for place in group if place.ended):
-        (place.folder / INFO).unlink()
+        RunFolder(place.folder).forget_failure()
     tell = lambda: progress(sum(place.ended for place in places), len(places)) if progress else None
     tell()
     workers = min(jobs or cores(), cores(), len(left))
@@ -102,28 +104,25 @@ def run(groups: Sequence[Sequence[Place]], progress: Callable[[int, int], None] 
             _run_group(group, tell)
 
 
-def _run_group(group: Sequence[Place], tell: Callable[[], None] | None = None) -> None:
+def _run_group(group: Sequence[PlannedRun], tell: Callable[[], None] | None = None) -> None:
     """One after the other."""
     for place in group:
         try:
-            begun = (place.folder / CONFIG).exists()
+            begun = RunFolder(place.folder).begun
             resume(place.folder) if begun else run_experiment(place.experiment, place.folder)
         except Exception as error:
             if place.status not in ("failed", "running"):  # it said so itself, or another process is at work there
-                _fail(place, f"it could not be started: {error}")
+                _fail(place, error, "it could not be started: ")
         if tell is not None:
             tell()
 
 
-def _fail(place: Place, why: str) -> None:
+def _fail(place: PlannedRun, why: Exception | str, before: str = "") -> None:
     """Say in a member's folder that it failed."""
-    run = run_in(place.folder)
-    known = {"task": place.experiment.task, "name": place.folder.name} if run is None else run.info
-    place.folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(place.folder / INFO, json.dumps({**known, "status": "failed", "failure": why}).encode())
+    RunFolder(place.folder).fail(why, before, task=place.experiment.task, name=place.folder.name)
 
 
-def _in_processes(groups: Sequence[Sequence[Place]], workers: int, tell: Callable[[], None]) -> None:
+def _in_processes(groups: Sequence[Sequence[PlannedRun]], workers: int, tell: Callable[[], None]) -> None:
     """A process that dies fails the member it was at, and no other."""
     left = list(groups)
     while left:

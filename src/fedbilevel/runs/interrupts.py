@@ -11,12 +11,14 @@ import threading
 from types import FrameType
 from typing import Any
 
+from fedbilevel.errors import Interrupted
+
 MOMENT = 0.02  # seconds
 NOT_HERE = ("__del__", "_xla_gc_callback")
 """Functions in which an exception would be forgotten."""
 
 
-class Terminated(KeyboardInterrupt):
+class Terminated(Interrupted):
     """The process was asked to end (SIGTERM)."""
 
 

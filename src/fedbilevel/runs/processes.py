@@ -19,14 +19,14 @@ DIED: Any = object()
 """What a call gave whose process died."""
 
 
-class Worker(NamedTuple):
+class WorkerProcess(NamedTuple):
     """A process and the way to talk to it."""
 
     process: Any
     connection: Any
 
     @classmethod
-    def start(cls) -> "Worker":
+    def start(cls) -> "WorkerProcess":
         spawn = multiprocessing.get_context("spawn")
         here, there = spawn.Pipe()
         process = spawn.Process(target=_work, args=(there,), daemon=True)
@@ -47,20 +47,20 @@ def calls(
     save what they have.
 
     Args:
-        function: called with each of the arguments, at most so many times at once.
+        function: called with each of the arguments, in at most ``workers`` processes at once.
         arguments: in the order in which they are begun.
         workers: processes of one thread each. What one call compiles or reads, a later one in the same process has.
         tell: called every half a second.
     """
     waiting = deque(enumerate(arguments))
-    everyone: list[Worker] = []
-    busy: dict[Any, tuple[int, Worker]] = {}
+    everyone: list[WorkerProcess] = []
+    busy: dict[Any, tuple[int, WorkerProcess]] = {}
     try:
         while waiting or busy:
             while waiting and len(busy) < workers:
                 idle = [worker for worker in everyone if worker.connection not in busy]
                 if not idle:
-                    everyone.append(Worker.start())
+                    everyone.append(WorkerProcess.start())
                     continue
                 number, some = waiting.popleft()
                 busy[idle[0].connection] = number, idle[0]

@@ -8,20 +8,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.core import Algorithm, Tree, as_float
+from fedbilevel.core.digest import digest
 from fedbilevel.core.task import Task
 from fedbilevel.core.vectors import is_vector
 from fedbilevel.diagnostics import Diagnostic, Measure, Snapshot, find, measure
+from fedbilevel.engines.accounting import traffic
 from fedbilevel.engines.messaging.local import Local
 from fedbilevel.engines.participation import Participation, participation
 from fedbilevel.engines.plan import Plan
 from fedbilevel.engines.simulation import Batching, Simulation
-from fedbilevel.errors import Diverged, FedbilevelError, UnknownName
+from fedbilevel.errors import Diverged, FedbilevelError, Interrupted, UnknownName
 from fedbilevel.runs import interrupts
 from fedbilevel.runs.callbacks import Callback, OnRow, Started
-from fedbilevel.storage.checkpoints import Checkpoints, Saved, fingerprint
+from fedbilevel.storage.checkpoints import Checkpoints, Saved
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,14 +81,6 @@ class Result:
         return curves(self.history, metrics, against)
 
 
-class Stopped(FedbilevelError):
-    """A run that ended early; ``result`` is what it had."""
-
-    def __init__(self, message: str, result: Result) -> None:
-        super().__init__(message)
-        self.result = result
-
-
 def solve(
     task: Task,
     algorithm: Algorithm,
@@ -130,8 +125,8 @@ def solve(
             checkpoint, to the same result as without a break, bit for bit. For the engine "simulation".
 
     Raises:
-        Diverged: when a state is NaN or infinite; its ``__cause__`` is a :class:`Stopped` with what there was before.
-        KeyboardInterrupt: likewise with a :class:`Stopped` as cause.
+        Diverged: when a state is NaN or infinite. Its ``result`` is what there was before.
+        Interrupted: a KeyboardInterrupt. Its ``result`` is what there was. Both are :class:`Stopped`.
     """
     if not isinstance(algorithm, Algorithm):
         raise FedbilevelError(f"give an algorithm with its hyper-parameters, for instance FedBiO(), not {algorithm!r}.")
@@ -150,7 +145,7 @@ def solve(
         if engine == "local":
             raise FedbilevelError("checkpoints need engine='simulation': clients keep a part of the state.")
         how = (type(runner).__name__, batching, metrics, [d.name for d in watched])
-        run = fingerprint(task, algorithm, chosen, seed, every, given, how)
+        run = _fingerprint(task, algorithm, chosen, seed, every, given, how)
         saved = checkpoints.newest(run, runner.restore)
     history: list[Row] = saved.history if saved else []
     began -= saved.seconds if saved else 0
@@ -195,7 +190,7 @@ def solve(
             due = min(rounds, (now // every + 1) * every)
             new = jax.block_until_ready(runner.advance(state, min(at_once, due - now)))
             if not bool(new.finite):
-                raise diverged(algorithm, new) from Stopped(f"stopped after round {now}", result(state))
+                raise diverged(algorithm, new, result(state))
             state = new
             if checkpoints is None or checkpoints.seconds > 0:  # otherwise every round is saved
                 at_once = 2 * at_once if time.perf_counter() - called < 0.25 else max(1, at_once // 2)
@@ -203,7 +198,7 @@ def solve(
     except KeyboardInterrupt as interrupt:
         interrupts.seen()
         save(state)
-        raise interrupt from Stopped(f"interrupted after round {int(state.round)}", result(state))
+        raise Interrupted.of(interrupt, result(state)) from None
     finally:
         for each in told:
             each.end()
@@ -224,7 +219,7 @@ def observe(engine: Engine, state: Any, seconds: float, metrics: bool) -> Row:
 
 
 def check_rounds(rounds: Any, every: Any) -> None:
-    """Refuse what are no numbers of rounds."""
+    """Refuse what is not a number of rounds."""
     if not isinstance(rounds, Integral) or rounds < 0:
         raise FedbilevelError(f"rounds must be a whole number that is not negative, but is {rounds}.")
     if every is not None and (not isinstance(every, Integral) or every < 1):
@@ -232,7 +227,7 @@ def check_rounds(rounds: Any, every: Any) -> None:
 
 
 def check_seed(seed: Any) -> None:
-    """Refuse what is no seed."""
+    """Refuse what is not a seed."""
     if not isinstance(seed, Integral) or not 0 <= int(seed) < 2**32:
         raise FedbilevelError(f"seed must be a whole number from 0 to 4294967295, but is {seed}.")
 
@@ -243,6 +238,27 @@ def _engine(name: str | Engine, task: Task, algorithm: Algorithm, chosen: Partic
     if name not in ENGINES:
         raise UnknownName("engine", name, ENGINES)
     return Local(task, algorithm, chosen) if name == "local" else Simulation(task, algorithm, chosen, batching)
+
+
+def _fingerprint(
+    task: Task, algorithm: Algorithm, sample: Participation, seed: int, every: int, start: Any, more: Any
+) -> str:
+    """A hash of what determines a run: the data, the algorithm with its hyper-parameters, participation, seed, when it
+    is evaluated and where it starts. The code of the losses cannot be hashed; the shapes of x and y are checked apart.
+    """
+    words = (
+        task.name,
+        dict(task.options),
+        algorithm,
+        sample,
+        seed,
+        every,
+        more,
+        task.layout,
+        task.fingerprint,
+        str(jnp.result_type(float)),
+    )
+    return digest([(repr(words), np.zeros(0)), *(("start", leaf) for leaf in jax.tree.leaves(start))])
 
 
 def _start_values(task: Task, x: Tree, y: Tree) -> tuple[Tree, Tree]:
@@ -266,44 +282,16 @@ def _start_values(task: Task, x: Tree, y: Tree) -> tuple[Tree, Tree]:
     return checked[0], checked[1]
 
 
-def traffic(plan: Plan, state: Any) -> Mapping[str, float | int]:
-    """What has been sent and computed so far, by all clients together."""
-    costs = [(np.asarray(state.served[name], np.int64), e) for name, e in plan.by_name.items()]
-    calls = sum(int(np.sum(count)) for count in state.calls.values())
-    # What is sent once goes to everybody: only then does it stay with the clients.
-    first = next(iter(e.name for e in plan.round), "")
-    once = plan.once * int(np.sum(state.served[first]) // max(1, np.sum(state.calls[first]))) if plan.once else 0
-    once = once if int(state.round) else 0
-    total = lambda quantity: int(sum(np.sum(served * quantity(e)) for served, e in costs))
-    down, up = (once + total(lambda e: e.bytes_down)) / 1e6, total(lambda e: e.bytes_up) / 1e6
-    floats = total(lambda e: e.down + e.up)
-    oracles = {name: total(lambda e, name=name: e.oracles[name]) for name in ("Gf", "Gg", "J", "H")}
-    return {
-        "exchanges": calls,
-        "megabytes_down": down,
-        "megabytes_up": up,
-        "megabytes": down + up,
-        "floats": floats,
-        **oracles,
-    }
-
-
-COUNTED = frozenset(
-    ["round", "seconds", "exchanges", "megabytes_down", "megabytes_up", "megabytes", "floats", "Gf", "Gg", "J", "H"]
-)
-"""The columns that every history has; the others are metrics."""
-
-
-def diverged(algorithm: Algorithm, state: Any) -> Diverged:
-    """Name the variables that are not finite, and the steps to lower."""
+def diverged(algorithm: Algorithm, state: Any, before: Result | None = None) -> Diverged:
+    """Name the variables that are not finite, and the steps to lower; ``before`` is what there was."""
     parts, _ = jax.tree_util.tree_flatten_with_path(state.server, is_leaf=is_vector)
     bad = []
     for path, part in parts:
         if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(part) if hasattr(leaf, "dtype")):
             bad.append(jax.tree_util.keystr(path, simple=True, separator="."))
-    known = {f.name for f in fields(algorithm)}
+    names = {f.name for f in fields(algorithm)}
     steps = dict.fromkeys(algorithm.steps.get(name.rsplit(".", 1)[-1], "") for name in bad)
-    now = {step: getattr(algorithm, step) for step in steps if step in known}
+    now = {step: getattr(algorithm, step) for step in steps if step in names}
     advice = ", ".join(
         f"{step} (now {v:g})" if isinstance(v, int | float) else f"{step} (now {v})" for step, v in now.items()
     )
@@ -311,4 +299,4 @@ def diverged(algorithm: Algorithm, state: Any) -> Diverged:
         f"round {int(state.round)}: {' and '.join(bad)} became NaN or infinite: "
         f"try a smaller {advice or 'step size'}, or check that the losses are finite."
     )
-    return Diverged(text, int(state.round), tuple(bad))
+    return Diverged(text, int(state.round), tuple(bad), before)

@@ -16,7 +16,7 @@ from fedbilevel.engines.lanes import Lanes
 from fedbilevel.engines.participation import Participation, participation
 from fedbilevel.engines.simulation import Batching, Simulation
 from fedbilevel.errors import Diverged, FedbilevelError, UnknownName
-from fedbilevel.runs.solve import Result, Row, Stopped, check_rounds, check_seed, diverged, interval, observe, solve
+from fedbilevel.runs.solve import Result, Row, check_rounds, check_seed, diverged, interval, observe, solve
 
 Outcome = Result | Diverged
 
@@ -39,7 +39,7 @@ def sweep(
     as step sizes, and seeds, share one compiled program.
 
     Gives a :class:`Result` for each, as ``solve`` does to rounding, or, for those that diverge, the :class:`Diverged`
-    that ``solve`` raises (its ``__cause__.result`` is what there was before). They do not stop the others.
+    that ``solve`` raises (its ``result`` is what there was before). They do not stop the others.
 
     Args:
         task, rounds, sample, every, diagnostics, metrics, batching: as in ``solve``.
@@ -156,9 +156,7 @@ def _lanes(
                 continue
             ended[number] = diverged(engines[number].program.algorithm, state)
             if before is not None:
-                earlier = lanes.lane(before, number)
-                message = f"stopped after round {int(earlier.round)}"
-                ended[number].__cause__ = Stopped(message, result(number, earlier))
+                ended[number].result = result(number, lanes.lane(before, number))
 
     states = lanes.start([seed for _, seed in runs])
     for each in watched:

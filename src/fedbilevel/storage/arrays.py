@@ -38,9 +38,9 @@ def decode(message: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         (length,) = struct.unpack("<Q", message[:8])
         header = json.loads(json.loads(message[8 : 8 + length])["__metadata__"]["header"])
         if not isinstance(header, dict):
-            raise ValueError("its header is no table")
+            raise ValueError("its header is not an object")
     except (safetensors.SafetensorError, ValueError, KeyError, struct.error) as error:
-        raise FedbilevelError(f"this is no message of fedbilevel: {error}.") from error
+        raise FedbilevelError(f"this is not a message of fedbilevel: {error}.") from error
     return header, arrays
 
 

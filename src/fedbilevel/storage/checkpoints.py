@@ -12,17 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from fedbilevel.core import Algorithm
 from fedbilevel.core.digest import digest
-from fedbilevel.core.task import Task
-from fedbilevel.engines.participation import Participation
 from fedbilevel.errors import FedbilevelError, FedbilevelWarning, NoQuorum
 from fedbilevel.storage.arrays import decode, encode
-from fedbilevel.storage.records import write_atomically
+from fedbilevel.storage.files import write_atomically
 
 
 class Saved(NamedTuple):
@@ -51,8 +46,7 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         self.folder = Path(self.folder)
-        if self.seconds < 0 or self.keep < 1:
-            raise FedbilevelError("checkpoints: seconds must not be negative, and at least one is kept.")
+        check_checkpoints(self.seconds, self.keep)
 
     def files(self) -> list[Path]:
         """The newest one first."""
@@ -88,7 +82,7 @@ class Checkpoints:
             try:
                 header, arrays = decode(path.read_bytes())
                 if {"run", "history", "seconds", "checksum"} - header.keys():
-                    raise FedbilevelError("it is no checkpoint of fedbilevel.")
+                    raise FedbilevelError("it is not a checkpoint of fedbilevel.")
                 if header["checksum"] != _checksum(arrays):
                     raise FedbilevelError("its contents are damaged.")
                 if header["run"] != run:
@@ -104,26 +98,11 @@ class Checkpoints:
         return None
 
 
+def check_checkpoints(seconds: float, keep: int) -> None:
+    """Refuse a time between checkpoints, or a number of them to keep, that makes no sense."""
+    if seconds < 0 or keep < 1:
+        raise FedbilevelError("checkpoints: seconds must not be negative, and at least one is kept.")
+
+
 def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
     return digest((name, arrays[name]) for name in sorted(arrays))
-
-
-def fingerprint(
-    task: Task, algorithm: Algorithm, sample: Participation, seed: int, every: int, start: Any, more: Any
-) -> str:
-    """A hash of what determines a run: the data, the algorithm with its hyper-parameters, participation, seed, when it
-    is evaluated and where it starts. The code of the losses cannot be hashed; the shapes of x and y are checked apart.
-    """
-    words = (
-        task.name,
-        dict(task.options),
-        algorithm,
-        sample,
-        seed,
-        every,
-        more,
-        task.layout,
-        task.fingerprint,
-        str(jnp.result_type(float)),
-    )
-    return digest([(repr(words), np.zeros(0)), *(("start", leaf) for leaf in jax.tree.leaves(start))])

@@ -23,7 +23,7 @@ from fedbilevel.engines.plan import trace
 from fedbilevel.engines.program import Program, check_fits, split_vectors, without
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.storage.arrays import decode, encode, named_leaves, rebuild
-from fedbilevel.storage.records import write_atomically
+from fedbilevel.storage.files import write_atomically
 
 
 def all_finite(tree: Any) -> bool:

@@ -15,11 +15,11 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from fedbilevel.engines.accounting import ORACLES
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.report.page.series import (
-    AXES,
-    ORACLES,
-    SEEDS,
+    CHART_AXES,
+    SEED_KEYS,
     Series,
     differences,
     exact,
@@ -32,7 +32,7 @@ from fedbilevel.report.page.series import (
     together,
     with_spread,
 )
-from fedbilevel.storage import records
+from fedbilevel.storage.run_folder import Run
 
 HERE = Path(__file__).parent
 TEMPLATES = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
@@ -80,7 +80,7 @@ def render(paths: Iterable[Path], live: bool = False) -> str:
         scripts=[Markup(script) for script in scripts],
         hashes=hashes,
         live=live,
-        axes=AXES,
+        axes=CHART_AXES,
         oracles=list(ORACLES),
     )
 
@@ -111,7 +111,7 @@ def content(paths: Iterable[Path]) -> Content:
     below = TEMPLATES.get_template("below.html").render(
         mains=mains,
         pictures=[picture for each in mains for picture in _pictures(each)],
-        details=[found for each in mains if (found := _details(each)) is not None],
+        details=[shown for each in mains if (shown := _details(each)) is not None],
         differences=_differences(mains),
         seeds=_common_seeds(mains),
         runs=[_run(each, index) for each in mains for index in range(len(each.runs))],
@@ -142,22 +142,22 @@ def _title(mains: Sequence[Series]) -> str:
     return f"{' and '.join(filter(None, [', '.join(titles[:-1]), titles[-1]]))} on {tasks[0]}"
 
 
-def _facts(runs: Sequence[records.Run]) -> list[str]:
+def _facts(runs: Sequence[Run]) -> list[str]:
     """What is the same for all runs, in few words."""
 
-    def known(key: str) -> list[Any]:
+    def values_of(key: str) -> list[Any]:
         return sorted(
             _unique(run.info[key] for run in runs if run.info.get(key) is not None), key=lambda v: (str(type(v)), v)
         )
 
     facts = [f"{len(runs)} runs"] if len(runs) > 1 else [runs[0].folder.resolve().name]
     for key, word in (("clients", "clients"), ("rounds", "rounds")):
-        facts += [f"{values[0]} {word}"] if len(values := known(key)) == 1 else []
-    seeds = known("seed")
+        facts += [f"{values[0]} {word}"] if len(values := values_of(key)) == 1 else []
+    seeds = values_of("seed")
     if seeds:
         shown = ", ".join(map(str, seeds)) if len(seeds) < 8 else f"{seeds[0]} to {seeds[-1]}"
         facts.append(f"seed{'s' if len(seeds) > 1 else ''} {shown}")
-    started = [_time(value) for value in known("started")]
+    started = [_time(value) for value in values_of("started")]
     return facts + ([f"started {started[0]}"] if started else [])
 
 
@@ -172,8 +172,8 @@ def _headings(series: Sequence[Series]) -> list[str]:
 
 def _summary(each: Series, series: Sequence[Series]) -> dict[str, Any]:
     """A row of the table; cells are a value and its deviation over seeds, or nothing."""
-    known = each.metrics
-    cells = [with_spread(*each.last(metric)) if metric in known else ("-", "") for metric in headline(series)]
+    own = each.metrics
+    cells = [with_spread(*each.last(metric)) if metric in own else ("-", "") for metric in headline(series)]
     cells.append((_rounds(each), ""))
     cells.append((" / ".join(plain(each.last(way)[0]) for way in ("megabytes_down", "megabytes_up")), ""))
     cells.append((" / ".join(short(each.last(name)[0]) for name in ORACLES), ""))
@@ -207,7 +207,7 @@ def _pictures(each: Series) -> list[dict[str, str]]:
     """The pictures that the task drew of the first seed that has some; the chart of the page replaces its curves."""
     for run in each.runs:
         files = sorted(run.folder.glob("*.png"), key=lambda path: (path.stem != "picture", path.name))
-        found = [
+        pictures = [
             {
                 "name": f"{each.name}, seed {run.info.get('seed')}"
                 + ("" if path.stem == "picture" else f": {path.stem}"),
@@ -217,8 +217,8 @@ def _pictures(each: Series) -> list[dict[str, str]]:
             for path in files
             if path.stem != "curves"
         ]
-        if found:
-            return found
+        if pictures:
+            return pictures
     return []
 
 
@@ -230,12 +230,12 @@ def _data_uri(path: Path, changed: int) -> str:
 def _details(each: Series) -> dict[str, Any] | None:
     """The task's table about the solution of the first seed that has one."""
     for run in each.runs:
-        if found := run.info.get("details"):
-            rows = [[plain(cell) for cell in row] for row in found["rows"]]
+        if details := run.info.get("details"):
+            rows = [[plain(cell) for cell in row] for row in details["rows"]]
             return {
                 "name": f"{each.name}, seed {run.info.get('seed')}",
-                "title": str(found["title"]),
-                "headings": [str(heading) for heading in found["headings"]],
+                "title": str(details["title"]),
+                "headings": [str(heading) for heading in details["headings"]],
                 "rows": rows,
             }
     return None
@@ -250,7 +250,8 @@ def _differences(mains: Sequence[Series]) -> list[tuple[str, list[str]]]:
     for key, values in differences(configs):
         own = [[exact(v) for v, column in zip(values, columns, strict=True) if column == n] for n in range(len(mains))]
         cells = [", ".join(dict.fromkeys(each)) for each in own]
-        if key not in SEEDS or len(mains) == 1 or len(set(cells)) > 1:  # the same seeds everywhere are no difference
+        # The same seeds everywhere are not a difference.
+        if key not in SEED_KEYS or len(mains) == 1 or len(set(cells)) > 1:
             shown.append((key, cells))
     return sorted(shown, key=lambda row: row[1].count("-"))  # what all have first
 
@@ -277,11 +278,11 @@ def _run(each: Series, index: int) -> dict[str, str]:
 
 def _environments(mains: Sequence[Series]) -> list[tuple[list[str], dict[str, Any]]]:
     """Where runs were made, with the folders of those made there."""
-    found: dict[str, tuple[list[str], dict[str, Any]]] = {}
+    places: dict[str, tuple[list[str], dict[str, Any]]] = {}
     for run in (run for each in mains for run in each.runs):
         environment = run.info.get("environment") or {}
-        found.setdefault(repr(environment), ([], environment))[0].append(run.folder.resolve().name)
-    return list(found.values())
+        places.setdefault(repr(environment), ([], environment))[0].append(run.folder.resolve().name)
+    return list(places.values())
 
 
 def _chart(series: Sequence[Series]) -> dict[str, Any]:
@@ -299,7 +300,7 @@ def _chart(series: Sequence[Series]) -> dict[str, Any]:
                 "name": each.name,
                 "reference": bool(each.reference),
                 "seeds": len(each.runs),
-                "axes": {axis: numbers(each.curve(axis).mean) for axis in AXES if axis != "round"}
+                "axes": {axis: numbers(each.curve(axis).mean) for axis in CHART_AXES if axis != "round"}
                 | {"round": each.rounds},
                 "metrics": {
                     metric: {
@@ -311,4 +312,4 @@ def _chart(series: Sequence[Series]) -> dict[str, Any]:
                 },
             }
         )
-    return {"metrics": metrics(series), "axes": AXES, "series": shown}
+    return {"metrics": metrics(series), "axes": CHART_AXES, "series": shown}

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from fedbilevel.runs.solve import COUNTED
-from fedbilevel.storage import records
+from fedbilevel.engines.accounting import COUNTED, ORACLES
+from fedbilevel.runs.settings import Setting
+from fedbilevel.storage.load import runs as runs_at
+from fedbilevel.storage.run_folder import Run
 
-ORACLES = ("Gf", "Gg", "J", "H")
-AXES = {
+CHART_AXES = {
     "round": "rounds",
     "megabytes": "megabytes, down and up",
     "megabytes_down": "megabytes down",
@@ -35,7 +36,7 @@ Flat = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Curve:
+class MeanCurve:
     """A column of the records over the seeds: how many seeds have a number, their mean and standard deviation."""
 
     seeds: np.ndarray
@@ -54,7 +55,7 @@ class Series:
     title: str
     reference: str
     config: Flat
-    runs: list[records.Run] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
     histories: list[list[Row]] = field(default_factory=list)
     name: str = ""
 
@@ -77,12 +78,12 @@ class Series:
     @cached_property
     def metrics(self) -> list[str]:
         """The metrics that can be drawn. What a reference does not change (of its fixed x) is none of its own."""
-        found: dict[str, set[float]] = {}
+        values_of: dict[str, set[float]] = {}
         for row in (row for history in self.histories for row in history):
             for column in row:
                 if column not in NO_METRICS and not math.isnan(value := number(row, column)):
-                    found.setdefault(column, set()).add(value)
-        return [metric for metric, values in found.items() if not self.reference or len(values) > 1]
+                    values_of.setdefault(column, set()).add(value)
+        return [metric for metric, values in values_of.items() if not self.reference or len(values) > 1]
 
     def states(self) -> list[str]:
         """How its runs stand; a reference that has all its rounds is finished, whatever became of the run."""
@@ -91,7 +92,7 @@ class Series:
             for run, h in zip(self.runs, self.histories, strict=True)
         ]
 
-    def curve(self, column: str) -> Curve:
+    def curve(self, column: str) -> MeanCurve:
         """A column for every round of ``rounds``."""
         place = {round: index for index, round in enumerate(self.rounds)}
         values = np.full((len(self.histories), len(place)), np.nan)
@@ -115,14 +116,14 @@ class Series:
         return counted or [h for h, state in zip(self.histories, states, strict=True) if state != "failed"]
 
 
-def _over_seeds(values: np.ndarray) -> Curve:
+def _over_seeds(values: np.ndarray) -> MeanCurve:
     present = np.isfinite(values)
     count = present.sum(axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):  # nobody's mean is NaN, and the deviation of one
         mean = np.where(present, values, 0).sum(axis=0) / count
         squares = np.where(present, values - mean, 0) ** 2
         deviation = np.where(count > 1, np.sqrt(squares.sum(axis=0) / np.maximum(count - 1, 0)), np.nan)
-    return Curve(count, mean, deviation)
+    return MeanCurve(count, mean, deviation)
 
 
 def number(row: Row, column: str) -> float:
@@ -135,13 +136,13 @@ def number(row: Row, column: str) -> float:
     return float(value)
 
 
-def find(paths: Iterable[Path]) -> list[records.Run]:
+def find(paths: Iterable[Path]) -> list[Run]:
     """All runs at or below the paths, each once, in natural order."""
-    found: dict[Path, records.Run] = {}
+    by_folder: dict[Path, Run] = {}
     for path in map(Path, paths):
-        for run in sorted(records.runs(path), key=lambda run: _natural(str(run.folder))):
-            found.setdefault(run.folder.resolve(), run)
-    return list(found.values())
+        for run in sorted(runs_at(path), key=lambda run: _natural(str(run.folder))):
+            by_folder.setdefault(run.folder.resolve(), run)
+    return list(by_folder.values())
 
 
 def _natural(text: str) -> list[tuple[int, str]]:
@@ -161,15 +162,15 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> Flat:
     return result
 
 
-SEEDS = ("run.seed", "task.seed")
+SEED_KEYS = ("run.seed", "task.seed")
 
 
-def together(runs: Sequence[records.Run]) -> tuple[list[Series], list[tuple[records.Run, records.Run]]]:
+def together(runs: Sequence[Run]) -> tuple[list[Series], list[tuple[Run, Run]]]:
     """The runs and their references as series; and the runs that are left out, each with the later one of the same
     configuration and seed that counts instead.
     """
-    latest: dict[str, records.Run] = {}
-    replaced: list[tuple[records.Run, str]] = []
+    latest: dict[str, Run] = {}
+    replaced: list[tuple[Run, str]] = []
     for run in runs:
         key = repr((sorted(flat(run.config).items(), key=str), run.info.get("seed"), run.info.get("algorithm")))
         if key in latest:
@@ -179,7 +180,7 @@ def together(runs: Sequence[records.Run]) -> tuple[list[Series], list[tuple[reco
     mains: dict[str, Series] = {}
     references: dict[str, Series] = {}
     for run in latest.values():
-        config = {key: value for key, value in flat(run.config).items() if key not in SEEDS}
+        config = {key: value for key, value in flat(run.config).items() if key not in SEED_KEYS}
         shared = {key: value for key, value in config.items() if not key.startswith("algorithm.")}
         task, own = str(run.info.get("task", "")), str(run.info.get("main", run.info.get("algorithm", "")))
         labels = run.info.get("labels") or {}
@@ -197,15 +198,15 @@ def together(runs: Sequence[records.Run]) -> tuple[list[Series], list[tuple[reco
     return series, [(older, latest[key]) for older, key in replaced]
 
 
-def _join(table: dict[str, Series], series: Series, run: records.Run, history: list[Row]) -> None:
-    known = table.setdefault(series.id, series)
+def _join(table: dict[str, Series], series: Series, run: Run, history: list[Row]) -> None:
+    same = table.setdefault(series.id, series)
     seed = run.info.get("seed")
-    if seed not in known.seeds:
-        known.runs.append(run)
-        known.histories.append(history)
-    elif known.reference and len(history) > len(known.histories[known.seeds.index(seed)]):
-        index = known.seeds.index(seed)
-        known.runs[index], known.histories[index] = run, history
+    if seed not in same.seeds:
+        same.runs.append(run)
+        same.histories.append(history)
+    elif same.reference and len(history) > len(same.histories[same.seeds.index(seed)]):
+        index = same.seeds.index(seed)
+        same.runs[index], same.histories[index] = run, history
 
 
 def _give_names(series: list[Series]) -> None:
@@ -214,8 +215,8 @@ def _give_names(series: list[Series]) -> None:
         same = [each for each in series if each.title == title]
         keys = [row[0] for row in differences([each.config for each in same])] if len(same) > 1 else []
         for each in same:
-            known = [f"{key.rpartition('.')[2]} = {exact(each.config[key])}" for key in keys if key in each.config]
-            each.name = ", ".join([title, *known[:3]]) + (", ..." if len(known) > 3 else "")
+            told = [f"{Setting.parse(key).name} = {exact(each.config[key])}" for key in keys if key in each.config]
+            each.name = ", ".join([title, *told[:3]]) + (", ..." if len(told) > 3 else "")
     for name in {each.name for each in series}:
         same = [each for each in series if each.name == name]
         for each in same if len(same) > 1 else []:
@@ -231,19 +232,19 @@ def differences(configs: Sequence[Flat]) -> list[tuple[str, list[Any]]]:
 
 def headline(series: Iterable[Series]) -> dict[str, str]:
     """The headline metrics of all runs, with what people read."""
-    found: dict[str, str] = {}
+    headings: dict[str, str] = {}
     for each in series:
         for run in each.runs:
             for metric, heading in (run.info.get("headline") or {}).items():
-                found.setdefault(str(metric), str(heading))
-    return found
+                headings.setdefault(str(metric), str(heading))
+    return headings
 
 
 def metrics(series: Sequence[Series]) -> dict[str, str]:
     """All metrics that can be drawn, those of the headline first, with what people read."""
-    known = dict.fromkeys(metric for each in series for metric in each.metrics)
+    drawn = dict.fromkeys(metric for each in series for metric in each.metrics)
     first = headline(series)
-    return {**{m: first[m] for m in first if m in known}, **{m: m for m in known if m not in first}}
+    return {**{m: first[m] for m in first if m in drawn}, **{m: m for m in drawn if m not in first}}
 
 
 def plain(value: Any) -> str:

@@ -1,0 +1,128 @@
+"""Files that survive a crash: put in their place in one step, locked, or only appended to, line by line."""
+
+import contextlib
+import json
+import math
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from fedbilevel.errors import FedbilevelError
+
+try:
+    import fcntl
+except ImportError:  # not on this system: then nothing is locked
+    fcntl = None
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Put a file in its place in one step: whoever reads it, even after a crash, sees all of it or the one before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
+    try:
+        with draft.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def new_folder(name: str, out: Path | None) -> Path:
+    """An empty folder for results: the one that was asked for, or a new one in runs/."""
+    if out is None:
+        stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+        names = (Path("runs") / (stem + suffix) for suffix in ["", *(f"-{n}" for n in range(2, 100))])
+        out = next(path for path in names if not path.exists())
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if any(not path.name.startswith(".") for path in out.iterdir()):  # what is hidden, a killed process left
+            raise FedbilevelError(
+                f"the folder {out} is not empty: choose another one with --out, so that nothing is overwritten."
+            )
+    except OSError as error:
+        raise FedbilevelError(f"cannot write to {out}: {error.strerror}.") from error
+    return out
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Refuse to work in a folder in which another process works. The lock is held for as long as the work takes, and
+    the end of the process frees it, whatever ended it.
+    """
+    if fcntl is None:
+        yield
+        return
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise FedbilevelError(f"another process is at work in {folder}: wait for its end, or end it.") from None
+        yield
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Wait for everybody else who wants to read a file and write it anew, in other processes or threads. The lock is a
+    file of its own, since the file itself is replaced.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if fcntl is None:
+        yield
+        return
+    with path.with_name(f".{path.name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def plain_json(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with null for what JSON cannot say (NaN and infinity)."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+
+
+class Appender:
+    """Adds lines to a file of JSON objects; the system has every line before the run goes on."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = path.open("a+b")
+        if self.file.tell() and not self._ends_with_a_line():
+            self.file.write(b"\n")  # after a torn line
+
+    def _ends_with_a_line(self) -> bool:
+        self.file.seek(-1, os.SEEK_END)
+        return self.file.read(1) == b"\n"
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """One line."""
+        self.file.write(json.dumps(plain_json(row)).encode() + b"\n")
+        self.file.flush()
+
+    def __enter__(self) -> "Appender":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.file.close()
+
+
+def json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file that has one in each line; lines that were torn when the writer was killed are left out."""
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):
+            if isinstance(row := json.loads(line), dict):
+                yield row
+
+
+def process_exists(number: Any) -> bool:
+    """Whether there is a process of this number."""
+    try:
+        os.kill(int(number), 0)
+    except (TypeError, ValueError, OverflowError, ProcessLookupError):
+        return False
+    except PermissionError:
+        pass
+    return True
