@@ -1,6 +1,6 @@
 """Simulated clients: rows of arrays, visited one after the other (``lax.scan``) or all at once (``vmap``)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,8 +57,8 @@ class Ledger:
     ``watch`` is told of the replies to every exchange.
     """
 
-    served: dict[str, jax.Array]
-    calls: dict[str, jax.Array]
+    served: Mapping[str, Any]
+    calls: Mapping[str, Any]
     watch: Callable[["SimulatedClients", SimulatedReplies], None] | None = None
 
     def count(self, position: Position, clients: int | jax.Array) -> None:

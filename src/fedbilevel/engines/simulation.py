@@ -29,7 +29,8 @@ from fedbilevel.storage.arrays import named_leaves, rebuild
 
 Batching = Literal["auto", "scan", "vmap"]
 BATCHINGS = get_args(Batching)
-Counts = dict[str, jax.Array]
+Counts = Mapping[str, Any]
+"""Arrays by the name of an exchange."""
 
 
 class State(NamedTuple):

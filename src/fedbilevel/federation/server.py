@@ -227,8 +227,8 @@ def _compute(folder: Path, sites: list[str]) -> None:
 
         def on_row(row: dict[str, Any]) -> None:
             records.append({"run": described.get("main"), **row})
-            sent = {"bytes_down": engine.post.bytes_down, "bytes_up": engine.post.bytes_up}
-            place.note(round=row["round"], seen=time.time(), **sent)
+            down, up = engine.post.bytes_down, engine.post.bytes_up
+            place.note(round=row["round"], seen=time.time(), bytes_down=down, bytes_up=up)
 
         result = solve(
             task,

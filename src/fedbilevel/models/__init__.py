@@ -1,4 +1,4 @@
-"""Networks and losses in plain JAX.
+"""Networks, convolutions as matrix products, and losses, all in plain JAX.
 
 Imports core; tasks import it.
 """

@@ -4,6 +4,8 @@ Every experiment is a file in ``experiments/``: what the paper claims, its condi
 parameters that the paper prints or that a search found, the printed numbers, and claims that can hold or fail. Runs are
 kept in a folder of their own and go on after an interruption; the page about them is made from their curves and the
 file alone, verdict included, so that nobody words it.
+
+Imports runs, report and what stands above them; only cli imports it.
 """
 
 from fedbilevel.reproduction.claims import judged, verdict
