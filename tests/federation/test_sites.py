@@ -528,6 +528,22 @@ def test_a_party_that_was_added_does_not_disturb_a_run(tmp_path: Path) -> None:
     assert serving.session.aborted == ["job"]
 
 
+def test_what_ended_cannot_be_stopped_and_what_was_stopped_does_not_go_on(tmp_path: Path) -> None:
+    home, serving = made(tmp_path)
+    run = RunFolder(home / "runs" / "r")
+    stop = ["federation", "stop", "--federation", str(home), "--run", "r"]
+    run.enter("running", sites=["a", "b"])
+    assert here(*stop, cwd=tmp_path)[0] == 0
+    serving.session, serving.seen = Session(), ["a", "b", "c"]
+    serving._watch("job", "r", frozenset(["a", "b"]))
+    assert serving.session.aborted == ["job"]
+    assert not run.enter("running", round=3)  # the job has not heard of it yet
+    assert run.info()["status"] == "stopped"
+    assert list(coordinator.wanted_runs(home)) == []
+    run.finish({"rounds": 3})
+    assert here(*stop, cwd=tmp_path) == (2, "fedbilevel: r cannot be stopped: it is finished already.\n")
+
+
 def test_a_run_that_cannot_be_fails_alone(tmp_path: Path) -> None:
     home, serving = made(tmp_path)
     text = study(tmp_path, federation={"quorum": 5}).text

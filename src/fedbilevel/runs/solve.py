@@ -119,9 +119,9 @@ def solve(
             the device.
         metrics: whether rows have the task's metrics; False leaves its test data alone.
         callbacks: told of the run as it goes on: functions called with every row of the history, and
-            :class:`~fedbilevel.callbacks.Callback` objects.
+            :class:`~fedbilevel.Callback` objects.
         checkpoint: a folder in which the run is saved every half minute, at its end and when it is interrupted, or
-            :class:`~fedbilevel.checkpoint.Checkpoints`. A run that finds itself there goes on from its newest
+            :class:`~fedbilevel.Checkpoints`. A run that finds itself there goes on from its newest
             checkpoint, to the same result as without a break, bit for bit. For the engine "simulation".
 
     Raises:
