@@ -72,7 +72,7 @@ def _page(done: Reproduced, command: str) -> str:
         "",
         f"    {command}",
         "",
-        f"with `src/fedbilevel/experiments/{made.id}.toml`: {_seeds(done)}, {len(done.curves)} runs{_cost(done)}, "
+        f"with `src/fedbilevel/reproduction/experiments/{made.id}.toml`: {_seeds(done)}, {len(done.curves)} runs{_cost(done)}, "
         f"fedbilevel {version('fedbilevel')}.",
     ]
     if made.search is not None:
