@@ -130,7 +130,7 @@ def test_files_that_are_no_tables_are_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.npz").write_bytes(b"PK nonsense")
     for name, said in {
         "short.csv": "row 2: it has 2 values, but there are 4 columns",
-        "latin.csv": "no text in UTF-8",
+        "latin.csv": "not text in UTF-8",
         "empty.csv": "is empty",
         "bad.npz": "cannot be read",
         "missing.csv": "there is no file",

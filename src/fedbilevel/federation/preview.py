@@ -81,7 +81,7 @@ def ledger(folder: Path, console: Console, last: int = 0) -> None:
     """Tables of what has left a site."""
     path = folder / LEDGER
     if not path.exists():
-        raise FedbilevelError(f"{folder} has answered nothing yet, or is no folder of a site.")
+        raise FedbilevelError(f"{folder} has answered nothing yet, or is not a folder of a site.")
     lines = list(json_lines(path))
     runs: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(lambda: [0, 0, 0, 0, {}, ""]))
     for line in lines:

@@ -32,7 +32,7 @@ PARTS = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
-class Column:
+class Feature:
     """A feature: a number between bounds, or one of some values."""
 
     least: float = -math.inf
@@ -47,7 +47,7 @@ class Schema:
 
     label: str
     classes: tuple[Any, ...]
-    features: Mapping[str, Column] = field(default_factory=dict)
+    features: Mapping[str, Feature] = field(default_factory=dict)
     shape: tuple[int, ...] = ()
     part: str = ""  # the column with "train", "val" or "test"; none: a row's part is drawn
 
@@ -62,29 +62,29 @@ class Schema:
 
 def read(table: Mapping[str, Any]) -> Schema:
     """The schema of an experiment file."""
-    known = {"label": dict, "features": dict, "image": dict, "part": str}
+    kinds = {"label": dict, "features": dict, "image": dict, "part": str}
     for key, value in table.items():
-        if key not in known:
-            raise UnknownName("entry of [schema]", key, known)
-        if not isinstance(value, known[key]):
-            raise FedbilevelError(f"[schema]: {key} must be a {'table' if known[key] is dict else 'text'}.")
+        if key not in kinds:
+            raise UnknownName("entry of [schema]", key, kinds)
+        if not isinstance(value, kinds[key]):
+            raise FedbilevelError(f"[schema]: {key} must be a {'table' if kinds[key] is dict else 'text'}.")
     label = table.get("label", {})
     values = label.get("values")
     if not isinstance(label.get("column"), str) or not isinstance(values, list) or len(values) < 2:
         raise FedbilevelError('[schema] needs label = { column = "NAME", values = [0, 1] }.')
     if ("features" in table) == ("image" in table):
         raise FedbilevelError("[schema] needs either [schema.features] or image = { shape = [28, 28] }.")
-    features: dict[str, Column] = {}
+    features: dict[str, Feature] = {}
     for name, entry in table.get("features", {}).items():
         for key in entry if isinstance(entry, dict) else ["?"]:
-            if key not in Column.__dataclass_fields__:
-                raise UnknownName(f"entry of the feature {name}", key, Column.__dataclass_fields__)
-        kinds = {"least": (int, float), "most": (int, float), "values": list, "needed": bool}
+            if key not in Feature.__dataclass_fields__:
+                raise UnknownName(f"entry of the feature {name}", key, Feature.__dataclass_fields__)
+        types = {"least": (int, float), "most": (int, float), "values": list, "needed": bool}
         for key, value in entry.items():
-            if not isinstance(value, kinds[key]):
+            if not isinstance(value, types[key]):
                 raise FedbilevelError(f"[schema.features]: {name} has {key} = {value!r}, which is of the wrong kind.")
         entries: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}
-        features[name] = Column(**entries)
+        features[name] = Feature(**entries)
     shape = tuple(table.get("image", {}).get("shape", ()))
     if "image" in table and len(shape) not in (2, 3):
         raise FedbilevelError("[schema]: image needs shape = [height, width] or [height, width, 3].")
@@ -92,7 +92,7 @@ def read(table: Mapping[str, Any]) -> Schema:
 
 
 def blank(schema: Schema) -> Examples:
-    """Rows of nothing, for who has none: they have the shapes of real ones."""
+    """Blank rows with the shapes of real ones, for the server, which has none."""
     count = 200 * len(schema.classes)
     shape = (*schema.shape, 1)[:3] if schema.shape else (len(schema.names),)
     dtype = np.uint8 if schema.shape else np.float64
@@ -106,7 +106,7 @@ def load(source: str, schema: Schema, mapping: Mapping[str, str], site: str) -> 
         source: a .csv, .parquet or .npz file, a folder of images, or a function as "package.module:function".
         schema: what is expected.
         mapping: what the schema's columns are called here, where that differs.
-        site: what the rows are dealt out by.
+        site: the name that the draw of training, validation and test rows depends on.
     """
     if schema.shape:
         inputs, labels, parts = _images(source, schema)
@@ -146,25 +146,25 @@ class _Table:
     def codes(self, name: str, values: Sequence[Any], needed: bool) -> np.ndarray:
         """Which of the values each row has; -1 where it is missing."""
         own, column = self.raw(name)
-        known = {_word(value): number for number, value in enumerate(values)}
-        found = np.full(len(column), -1)
+        numbers = {_word(value): number for number, value in enumerate(values)}
+        codes = np.full(len(column), -1)
         for row, value in enumerate(column):
             word = _word(value)
-            if word in known:
-                found[row] = known[word]
+            if word in numbers:
+                codes[row] = numbers[word]
             elif word not in MISSING or needed:
                 said = "nothing" if word in MISSING else f"'{value}'"
                 raise self.wrong(own, row, f"there is {said}, but one of {', '.join(map(str, values))} was expected")
-        return found
+        return codes
 
-    def feature(self, name: str, column: Column) -> np.ndarray:
+    def feature(self, name: str, column: Feature) -> np.ndarray:
         if column.values:
             codes = self.codes(name, column.values, column.needed)
             if len(column.values) == 2:
                 return np.where(codes < 0, np.nan, codes)[:, None]
             return (codes[:, None] == np.arange(len(column.values))).astype(float)
         own, raw = self.raw(name)
-        found = np.full((len(raw), 1), np.nan)
+        read = np.full((len(raw), 1), np.nan)
         for row, value in enumerate(raw):
             if _word(value) in MISSING:
                 if column.needed:
@@ -176,8 +176,8 @@ class _Table:
                 raise self.wrong(own, row, f"'{value}' is not a number") from None
             if math.isinf(number) or not column.least <= number <= column.most:
                 raise self.wrong(own, row, f"{number:g} is not between {column.least:g} and {column.most:g}")
-            found[row] = number
-        return found
+            read[row] = number
+        return read
 
 
 def _word(value: Any) -> str:
@@ -202,7 +202,7 @@ def _columns(source: str, schema: Schema) -> tuple[Mapping[str, Sequence[Any]], 
             with path.open(newline="", encoding="utf-8-sig") as file:
                 rows = list(csv.reader(file))
         except UnicodeDecodeError:
-            raise FedbilevelError(f"{source} is no text in UTF-8: save it as 'CSV UTF-8'.") from None
+            raise FedbilevelError(f"{source} is not text in UTF-8: save it as 'CSV UTF-8'.") from None
         except (OSError, csv.Error) as error:
             raise FedbilevelError(f"{source} cannot be read: {error}.") from None
         if not rows:
@@ -217,10 +217,10 @@ def _columns(source: str, schema: Schema) -> tuple[Mapping[str, Sequence[Any]], 
     if path.suffix == ".npz":
         try:
             with np.load(path, allow_pickle=False) as arrays:
-                found = {name: arrays[name] for name in arrays.files}
+                columns = {name: arrays[name] for name in arrays.files}
         except (OSError, ValueError) as error:
             raise FedbilevelError(f"{source} cannot be read: {error}.") from None
-        return _same_length(source, found), 0
+        return _same_length(source, columns), 0
     if path.suffix == ".parquet":
         parquet = needs("pyarrow.parquet", "federation", "Parquet files need pyarrow")
         try:
@@ -238,10 +238,10 @@ def _called(source: str) -> Mapping[str, Sequence[Any]]:
         function = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise FedbilevelError(f"there is no function {source}: {error}.") from None
-    found = function()
-    if not isinstance(found, Mapping):
-        raise FedbilevelError(f"{source} must return columns by name, not {type(found).__name__}.")
-    return _same_length(source, found)
+    columns = function()
+    if not isinstance(columns, Mapping):
+        raise FedbilevelError(f"{source} must return columns by name, not {type(columns).__name__}.")
+    return _same_length(source, columns)
 
 
 def _same_length(source: str, columns: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -286,7 +286,7 @@ def _images(source: str, schema: Schema) -> tuple[np.ndarray, np.ndarray, np.nda
         files, codes = [], []
         for number, value in enumerate(schema.classes):
             if Path(str(value)).name != str(value):  # the experiment comes from elsewhere
-                raise FedbilevelError(f"'{value}' is no name of a folder of images: use a labels.csv.")
+                raise FedbilevelError(f"'{value}' cannot be the name of a folder of images: use a labels.csv.")
             of_class = sorted(file for file in (path / str(value)).glob("*") if file.is_file())
             files += of_class
             codes += [number] * len(of_class)
@@ -313,7 +313,7 @@ def _opened(files: Iterable[Path], schema: Schema) -> Iterable[np.ndarray]:
             with Image.open(file) as image:
                 pixels = np.asarray(image.convert("RGB" if len(schema.shape) == 3 else "L"))
         except (OSError, UnidentifiedImageError) as error:
-            raise FedbilevelError(f"{file} is no image: {error}.") from None
+            raise FedbilevelError(f"{file} is not an image: {error}.") from None
         if pixels.shape != schema.shape:
             raise FedbilevelError(f"{file} has {pixels.shape[:2]} pixels, but {schema.shape[:2]} were expected.")
         yield pixels

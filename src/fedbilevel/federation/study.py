@@ -47,7 +47,7 @@ class Rules:
     setup_deadline: float = _option(300.0, "seconds to load the data and to compile")
     patience: float = _option(60.0, "seconds to wait for parties that are away before going on without them")
     weights: str = _option("equal", "'equal', or 'size': by the number of training rows")
-    probe: tuple[int, ...] = _option((), "before the run, measure exchanges of so many floats; see probe.json")
+    probe: tuple[int, ...] = _option((), "before the run, measure exchanges of these numbers of floats; see probe.json")
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,9 @@ class Study:
         if rules.weights not in ("equal", "size"):
             raise FedbilevelError(f"[federation]: weights is 'equal' or 'size', not '{rules.weights}'.")
         if rules.quorum < 0 or min(rules.deadline, rules.setup_deadline) <= 0 or rules.patience < 0:
-            raise FedbilevelError("[federation]: quorum and patience are not negative, deadlines are above 0.")
+            raise FedbilevelError(
+                "[federation]: quorum and patience must not be negative, and deadlines must be above 0."
+            )
         schema = schemas.read(tables["schema"]) if tables["schema"] else None
         own = {table: tables[table] for table in configuration.TABLES}
         name = own["task"].pop("name")
@@ -83,8 +85,8 @@ class Study:
     def summarize(self, examples: Examples) -> Facts:
         """What a site tells of its rows before the first round."""
         function = SITE_TASKS[self.experiment.task].facts
-        known = inspect.signature(function).parameters
-        return function(examples, **{k: v for k, v in self._options().items() if k in known})
+        taken = inspect.signature(function).parameters
+        return function(examples, **{k: v for k, v in self._options().items() if k in taken})
 
     def check_facts(self, rows: Any, facts: Facts) -> None:
         """Refuse what no site can be like."""
@@ -111,8 +113,8 @@ class Study:
         if self.schema is None:
             return self.experiment.build()
         examples = schemas.blank(self.schema) if examples is None else examples
-        known = self.summarize(examples) if facts is None else facts
-        return self.experiment.build(partial(SITE_TASKS[self.experiment.task].task, examples, known))
+        facts = self.summarize(examples) if facts is None else facts
+        return self.experiment.build(partial(SITE_TASKS[self.experiment.task].task, examples, facts))
 
     def quorum(self, clients: int) -> int:
         """The least number of valid answers."""
@@ -133,11 +135,11 @@ def from_text(text: str, folder: Path) -> Study:
 @cache
 def code() -> str:
     """A hash of this installed copy: all its Python files."""
-    found = hashlib.sha256()
+    hashed = hashlib.sha256()
     root = Path(str(files("fedbilevel")))
     for path in sorted(root.rglob("*.py")):
-        found.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
-    return found.hexdigest()[:16]
+        hashed.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
+    return hashed.hexdigest()[:16]
 
 
 def facts_of_copy() -> dict[str, str]:
@@ -155,9 +157,12 @@ def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str:
     if here["version"] != there.get("version"):
         return f"it has fedbilevel {there.get('version')}, the server {here['version']}: install the same version."
     if here["code"] != there.get("code"):
-        return f"its fedbilevel {here['version']} has other code than the server's: install the same one anew."
+        return f"its fedbilevel {here['version']} has other code than the server's: reinstall the same one."
     if here["numbers"] != there.get("numbers"):
-        return f"it computes in {there.get('numbers')}, the server in {here['numbers']}: set JAX_ENABLE_X64 alike."
+        return (
+            f"it computes in {there.get('numbers')}, the server in {here['numbers']}: set JAX_ENABLE_X64 to the same "
+            "value."
+        )
     if here["jax"].split(".")[:2] != there.get("jax", "").split(".")[:2]:
         return f"it has jax {there.get('jax')}, the server {here['jax']}: install the same version."
     return ""

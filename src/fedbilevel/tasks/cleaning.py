@@ -120,7 +120,7 @@ def data_cleaning_of_site(
     batch_size: int = 32,
     seed: int = 0,
 ) -> Task:
-    """Find wrongly labelled rows of a site; the weights of rows never leave it.
+    """Find label errors at a site; the weights of its rows never leave it.
 
     Args:
         examples: the rows of the site; those for validation and test should have right labels, so say which they are

@@ -72,10 +72,10 @@ def client_weighting(
         samples: images of a client with random labels, and with "iid" of every client; 0 is 5000 for "labels" and 9000
             for "iid", or the same share of a smaller data set.
         validation: clean images of each class on the server.
-        test: number of test images that accuracies are measured with, drawn from the test set; 0 is all of them.
+        test: number of test images, drawn from the test set, that accuracy is measured on; 0 is all of them.
         model: "lenet5", "mlp" with one hidden layer, or "auto": LeNet-5 for images of 28 x 28 pixels.
         hidden: width of the hidden layer of the mlp.
-        batch_size: rows of a batch, at the clients and on the server.
+        batch_size: rows per batch, at the clients and on the server.
         seed: of the partition and of the random labels.
     """
     if partition not in PARTITIONS:
@@ -88,8 +88,8 @@ def client_weighting(
     rng = np.random.default_rng(seed)
     if data not in SETS:
         raise UnknownName("data set for client-weighting", data, SETS)
-    found = load_images("client-weighting", data, rng)
-    images, labels, test_images, test_labels = found.train[..., None], found.labels, found.test, found.test_labels
+    dataset = load_images("client-weighting", data, rng)
+    images, labels = dataset.train[..., None], dataset.labels
     good, many, paper = PARTITIONS[partition]
     clients = good + (noisy or many)
     size = samples or round(paper * len(labels) / 60_000)
@@ -123,8 +123,8 @@ def client_weighting(
     small = model == "mlp" or (model == "auto" and shape != (28, 28, 1))
     pixels = int(np.prod(shape))
     network = mlp(pixels, hidden, CLASSES, initial="pytorch") if small else lenet5(shape, initial="pytorch")
-    chosen = np.sort(rng.permutation(len(test_labels))[: test or None])
-    tested, right = jnp.asarray(test_images[chosen][..., None]), test_labels[chosen]
+    chosen = np.sort(rng.permutation(len(dataset.test_labels))[: test or None])
+    tested, right = jnp.asarray(dataset.test[chosen][..., None]), dataset.test_labels[chosen]
 
     def metrics(x: Any, y: Any) -> dict[str, float]:
         x = np.asarray(x, float)
@@ -139,25 +139,25 @@ def client_weighting(
     titles = ["noise" if m >= good else _span(LABELS[m]) if partition == "labels" else "all" for m in range(clients)]
 
     def details(results: Outcomes) -> Details:
-        found, afl = (np.asarray(results[name].x, float) for name in ("run", "afl"))
+        learned, afl = (np.asarray(results[name].x, float) for name in ("run", "afl"))
         table = [
             [m, "random labels" if m >= good else f"classes {titles[m]}", len(parts[m]), *map(float, weights)]
-            for m, *weights in zip(range(clients), found, best, afl, strict=True)
+            for m, *weights in zip(range(clients), learned, best, afl, strict=True)
         ]
-        return Details("Weights of the clients", ["client", "has", "samples", "weight", "opt", "AFL"], table)
+        return Details("Weights of the clients", ["client", "data", "samples", "weight", "opt", "AFL"], table)
 
     def picture(results: Outcomes, figure: "Figure") -> None:
         figure.set_size_inches(11, 4.2)
         bars, curves = figure.subplots(1, 2, width_ratios=[1.1, 1])
         colors = [f"C{m}" if m < good else "0.6" for m in range(clients)]
-        found, everyone = np.asarray(results["run"].x, float), np.arange(clients)
-        bars.bar(everyone[:good], found[:good], color=colors[:good], label="right labels")
-        bars.bar(everyone[good:], found[good:], color="0.6", label="random labels")
+        learned, everyone = np.asarray(results["run"].x, float), np.arange(clients)
+        bars.bar(everyone[:good], learned[:good], color=colors[:good], label="right labels")
+        bars.bar(everyone[good:], learned[good:], color="0.6", label="random labels")
         bars.plot(everyone, best, "kD", markersize=5, linestyle="none", label=f"opt: {ideal}")
         for m in everyone:
-            top = max(found[m], best[m]) + 0.012
-            bars.text(m, top, f"{found[m]:.2g}", ha="center", va="bottom", fontsize=8)
-        bars.set_ylim(0, 1.15 * max(found.max(), best.max()))
+            top = max(learned[m], best[m]) + 0.012
+            bars.text(m, top, f"{learned[m]:.2g}", ha="center", va="bottom", fontsize=8)
+        bars.set_ylim(0, 1.15 * max(learned.max(), best.max()))
         bars.set_xticks(everyone, [f"{m}\n{title}" for m, title in enumerate(titles)], fontsize=8)
         bars.set_xlabel("client, and the classes it has")
         bars.set_title("weight of every client")

@@ -75,7 +75,7 @@ class Toy:
     @classmethod
     def random(cls, clients: int, rows: int, features: int, rng: np.random.Generator) -> "Toy":
         """Drawn until all losses are 0.1-strongly convex."""
-        found: list[tuple[Array, ...]] = []
+        convex: list[tuple[Array, ...]] = []
         for _ in range(1000):
             many = 100
             A = rng.normal(size=(many, rows, features)) * features**-0.25
@@ -83,15 +83,15 @@ class Toy:
             a = rng.normal(size=(many, features)) * features**-0.25
             b = rng.normal(size=many)
             least = np.linalg.eigvalsh(A.swapaxes(1, 2) @ A - a[:, :, None] * a[:, None, :])[:, 0]
-            found += [(A[n], B[n], a[n], b[n]) for n in np.flatnonzero(least >= 0.1)]
-            if len(found) > clients:
+            convex += [(A[n], B[n], a[n], b[n]) for n in np.flatnonzero(least >= 0.1)]
+            if len(convex) > clients:
                 break
         else:
             raise FedbilevelError(
                 f"client-weighting-toy: with {rows} rows and {features} features hardly any loss is 0.1-strongly "
                 "convex: give more rows than features."
             )
-        return cls(*(np.stack(parts) for parts in zip(*found[: clients + 1], strict=True)))
+        return cls(*(np.stack(parts) for parts in zip(*convex[: clients + 1], strict=True)))
 
     def gradients(self, w: Array) -> Array:
         """The gradients of all losses, one per row."""
@@ -156,7 +156,7 @@ class Toy:
 def client_weighting_toy(
     clients: int = 15, rows: int = 30, features: int = 20, noise: float = 0.0, seed: int = 0
 ) -> Task:
-    """Least squares plus a cosine on every client and on the server, whose loss the clients' weights shall lower.
+    """Least squares plus a cosine on every client and on the server; the clients' weights minimise the server's loss.
 
     Args:
         clients: number of clients.

@@ -1,4 +1,4 @@
-"""Federated data cleaning: find the wrongly labelled training samples of all clients, together.
+"""Federated data cleaning: the clients find their label errors together.
 
 Every client has training samples, some with wrong labels, and a few clean validation samples. x holds one number per
 training sample, which gives its weight; y is the model trained with these weights on everybody's samples; x is chosen
@@ -63,27 +63,27 @@ def data_cleaning(
     private: bool = True,
     seed: int = 0,
 ) -> Task:
-    """Find wrongly labelled samples.
+    """Find label errors.
 
     Args:
         data: "digits", the 1797 handwritten digits of 8 x 8 pixels that ship with scikit-learn; "mnist",
-            "fashion-mnist" or "cifar-10" (of which those training batches are used that are there).
+            "fashion-mnist" or "cifar-10" (whose training batches are used as far as they are present).
         clients: number of clients.
         samples: training images per client, or an equal share of all images where these are fewer.
-        corruption: share of the training labels that are drawn again; -1 is 0.4 for digits and 0.8 for others, which
-            plain training hardly minds below that.
-        reading: how: "wrong", out of the other classes; "uniform", out of all classes.
+        corruption: share of the training labels that are replaced by random ones; -1 is 0.4 for digits and 0.8 for the
+            others, on which plain training tolerates anything less.
+        reading: what they are replaced by: "wrong", one of the other classes; "uniform", any class.
         partition: of the training images: "iid", or "shards", two label shards for each client.
-        validation: clean validation images per client; 0 is 20 for digits and 50 for others.
+        validation: clean validation images per client; 0 is 20 for digits and 50 for the others.
         validation_classes: "one", all images of client m are of class m mod 10; "own", they are split off from the
             client's part of the data and have its classes.
-        test: test images, seen by nobody but the metrics; 0 is 500 of the digits and all test images of others.
+        test: test images, which only the metrics use; 0 is 500 of the digits and all test images of the others.
         weights: "sigmoid" in a mean, or "raw" in a sum.
         model: "mlp" or "cnn" (LeNet-5, for images of 28 x 28 or 32 x 32 pixels).
-        layers: fully connected layers of the mlp; 0 is 2 for digits and 3 for others.
+        layers: fully connected layers of the mlp; 0 is 2 for digits and 3 for the others.
         hidden: width of the hidden layers of the mlp; 0 is logistic regression.
         l2: weight decay: l2/2 |y|^2.
-        batch_size: training rows per batch; 0 is 32 for digits and 64 for others.
+        batch_size: training rows per batch; 0 is 32 for digits and 64 for the others.
         validation_batch: validation rows per batch; 0 is all.
         private: whether every client keeps its sample weights (False: all weights are sent to everybody, as the
             FedBiOAcc paper counts).
@@ -94,15 +94,15 @@ def data_cleaning(
     validation = validation or (20 if small else 50)
     layers = layers or (2 if small else 3)
     batch_size = batch_size or (32 if small else 64)
-    for name, value, known in (
+    for name, value, choices in (
         ("reading", reading, ("wrong", "uniform")),
         ("partition", partition, ("iid", "shards")),
         ("validation_classes", validation_classes, ("one", "own")),
         ("weights", weights, ("sigmoid", "raw")),
         ("model", model, ("mlp", "cnn")),
     ):
-        if value not in known:
-            raise FedbilevelError(f"data-cleaning: {name} is '{known[0]}' or '{known[1]}', not '{value}'.")
+        if value not in choices:
+            raise FedbilevelError(f"data-cleaning: {name} is '{choices[0]}' or '{choices[1]}', not '{value}'.")
     if not 0 <= corruption < 1:
         raise FedbilevelError(f"data-cleaning: corruption is a share from 0 to below 1, not {corruption}.")
     if hidden < 0 or not l2 >= 0 or seed < 0:

@@ -1,6 +1,6 @@
-"""Fair federated learning: weigh groups of people so that the model finds the deserving of both sexes alike.
+"""Fair federated learning: weight groups of people so that the model recognises women and men equally well.
 
-Who earns above 50K? Clients have people of both sexes, with and without a high income: four groups. x weighs the
+Who earns above 50K? Clients have people of both sexes, with and without a high income: four groups. x weights the
 groups, y is the model trained with these weights on everybody's training rows; x is chosen so that y does well on
 everybody's validation rows and has nearly the same true-positive rate for women and for men (equal opportunity)::
 
@@ -28,8 +28,8 @@ stationary for the objective above, exactly. For the price of one number per mes
 gap.
 
 The first FedBiO preprint (Li, Huang, Huang) names fair federated learning as its application (section 5, Conclusion)
-without a formulation: this one is ours. Equal
-opportunity is from Hardt, Price, Srebro: "Equality of Opportunity in Supervised Learning", NeurIPS 2016.
+without a formulation: this one is ours. Equal opportunity is from Hardt, Price, Srebro: "Equality of Opportunity in
+Supervised Learning", NeurIPS 2016.
 """
 
 from functools import cache
@@ -66,7 +66,7 @@ def _problem(model: Model, l2: float, penalty: float) -> Problem:
     def upper(x: Any, y: Any, batch: Any) -> jax.Array:
         loss, logits = losses(y, batch)
         gap = batch["share"] * jax.nn.sigmoid(logits)
-        t = _turned(x["gap"], TRACK / (2 * penalty) if penalty else 0.0)
+        t = _reversed(x["gap"], TRACK / (2 * penalty) if penalty else 0.0)
         return jnp.mean(loss + penalty * (2 * t * gap - t**2))
 
     def lower(x: Any, y: Any, batch: Any) -> jax.Array:
@@ -81,7 +81,7 @@ def _problem(model: Model, l2: float, penalty: float) -> Problem:
     return Problem(upper, lower, init)
 
 
-def _turned(t: jax.Array, scale: float) -> jax.Array:
+def _reversed(t: jax.Array, scale: float) -> jax.Array:
     """t, whose derivative is -scale."""
     return jax.lax.stop_gradient(t + scale * t) - scale * t
 
@@ -97,14 +97,14 @@ def fairness(
     batch_size: int = 256,
     seed: int = 0,
 ) -> Task:
-    """Weigh the four groups of sex and income for equal true-positive rates.
+    """Weight the four groups of sex and income for equal true-positive rates.
 
     Args:
         data: "adult", the census data; sex is not among the features.
         clients: number of clients.
-        penalty: of the squared gap in smooth true-positive rates; 0 asks for the least validation loss only.
-        alpha: for each of the four groups, its shares over the clients are drawn from Dirichlet(alpha); 0 deals out
-            everybody at random, in equal parts.
+        penalty: weight of the squared gap in smooth true-positive rates; 0 minimises the validation loss alone.
+        alpha: for each of the four groups, its shares over the clients are drawn from Dirichlet(alpha); 0 divides
+            everybody at random, into equal parts.
         validation: share of every client's rows for validation; the test rows are the set's own.
         hidden: width of the hidden layer of the model; 0 is logistic regression.
         l2: weight decay.
@@ -157,7 +157,7 @@ def fairness(
         count = lambda rows: np.bincount(groups[np.concatenate(rows)], minlength=4)
         columns = count(train), count(val), np.bincount(test_groups, minlength=4), group_weights(results["run"].x)
         table = [[name, *(cell.item() for cell in row)] for name, *row in zip(GROUPS, *columns, strict=True)]
-        return Details("weights of the groups", ["", "train", "val", "test", "weight"], table)
+        return Details("Weights of the groups", ["", "train", "val", "test", "weight"], table)
 
     def picture(results: Outcomes, figure: "Figure") -> None:
         figure.set_size_inches(10.5, 4.2)

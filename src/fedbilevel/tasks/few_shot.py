@@ -161,7 +161,7 @@ def few_shot(
     """Learn filters for few-shot classification.
 
     Args:
-        data: "omniglot" or "mini-imagenet" (whose pictures you must have).
+        data: "omniglot" or "mini-imagenet" (whose pictures you must supply).
         ways: classes of a task.
         shots: images of each class to learn from.
         queries: images of each class to be recognised.
@@ -176,7 +176,7 @@ def few_shot(
         norm: "batch" - batch normalization within a task; "none".
         l2: weight decay of the heads.
         size: height and width of the images; 0 is 28 for Omniglot and 84 for mini-ImageNet.
-        held_out: tasks of held-out alphabets for the metrics; three times as many are for the table of the test.
+        held_out: tasks of held-out alphabets for the metrics; the table of the test has three times as many.
         adapt_steps: gradient steps that train the head of a held-out task.
         seed: of the division of the alphabets and of the tasks.
     """
@@ -243,7 +243,7 @@ def few_shot(
                 [f"all of {part}", part, sum(len(pool.groups[g]) for g in np.unique(group)), *share(group >= 0)]
             )
         headings = ["alphabet" if data == "omniglot" else "class", "part", "classes", "pixels", "untrained", "learned"]
-        return Details("Accuracy on what nobody trained on", headings, rows)
+        return Details(f"Accuracy on held-out {'alphabets' if data == 'omniglot' else 'classes'}", headings, rows)
 
     def picture(results: Outcomes, figure: "Figure") -> None:
         x = results["run"].x
@@ -277,7 +277,7 @@ def few_shot(
             "seed": seed,
         },
         shown=Presentation(
-            headline={"accuracy": "accuracy on new alphabets", "loss": "their loss"},
+            headline={"accuracy": "accuracy on new alphabets", "loss": "loss"},
             details=details,
             picture=picture,
         ),

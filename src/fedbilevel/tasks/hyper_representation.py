@@ -134,31 +134,31 @@ def hyper_representation(
         )
     if regularizer not in REGULARIZERS:
         raise UnknownName("regularizer", regularizer, REGULARIZERS)
-    found = images(name, data, seed)
-    train, val = divide(name, found.labels, partition, clients, validation, np.random.default_rng(seed))
-    net = mlp(found.pixels, *[hidden] * (layers - 1), len(found.classes), initial="pytorch", dropout=dropout)
-    model = standardised(net, *found.spread)
-    test, labels = jnp.asarray(found.test), found.test_labels
+    dataset = images(name, data, seed)
+    train, val = divide(name, dataset.labels, partition, clients, validation, np.random.default_rng(seed))
+    net = mlp(dataset.pixels, *[hidden] * (layers - 1), len(dataset.classes), initial="pytorch", dropout=dropout)
+    model = standardised(net, *dataset.spread)
+    test, labels = jnp.asarray(dataset.test), dataset.test_labels
 
     def accuracies(x: Any, y: Any) -> np.ndarray:
-        return per_class(outputs(model.apply, [*x, y], test).argmax(1) == labels, labels, found.classes)
+        return per_class(outputs(model.apply, [*x, y], test).argmax(1) == labels, labels, dataset.classes)
 
     def metrics(x: Any, y: Any) -> dict[str, float]:
         logits = outputs(model.apply, [*x, y], test)
         correct = logits.argmax(1) == labels
         return {
             "accuracy": float(correct.mean()),
-            "worst": float(np.nanmin(per_class(correct, labels, found.classes))),
+            "worst": float(np.nanmin(per_class(correct, labels, dataset.classes))),
             "loss": float(np.mean(cross_entropy(jnp.asarray(logits), jnp.asarray(labels)))),
         }
 
     def details(results: Outcomes) -> Details:
         columns = [accuracies(results[run].x, results[run].y) for run in ("random", "joint", "run")]
-        sizes = np.bincount(labels, minlength=len(found.classes))
+        sizes = np.bincount(labels, minlength=len(dataset.classes))
         return Details(
-            "test accuracy of every class",
+            "Test accuracy of each class",
             ["class", "test images", "random features", "joint training", "this run"],
-            [[found.classes[k], int(sizes[k]), *(float(c[k]) for c in columns)] for k in range(len(sizes))],
+            [[dataset.classes[k], int(sizes[k]), *(float(c[k]) for c in columns)] for k in range(len(sizes))],
         )
 
     def picture(results: Outcomes, figure: Any) -> None:
@@ -170,7 +170,7 @@ def hyper_representation(
         for column, (title, x) in enumerate((("before", before), ("after", after))):
             axes = figure.add_subplot(2, 2, 1 + column)
             axes.imshow(
-                _mosaic(np.asarray(x[0]["w"])[:, units].T, found.train.shape[1:]), "gray", interpolation="nearest"
+                _mosaic(np.asarray(x[0]["w"])[:, units].T, dataset.train.shape[1:]), "gray", interpolation="nearest"
             )
             axes.set_title(f"{len(units)} filters of the first layer, {title}")
             axes.set_axis_off()
@@ -180,7 +180,7 @@ def hyper_representation(
             centred = features - features.mean(0)
             _, values, directions = np.linalg.svd(centred, full_matrices=False)
             across, up = (centred @ directions[:2].T).T
-            for k, label in enumerate(found.classes):
+            for k, label in enumerate(dataset.classes):
                 of_class = labels[few] == k
                 axes.scatter(across[of_class], up[of_class], s=7, color=f"C{k}", label=label, linewidths=0)
             share = (values[:2] ** 2).sum() / (values**2).sum()
@@ -189,14 +189,14 @@ def hyper_representation(
             axes.set_ylabel("second principal component")
             axes.set_xticks([])
             axes.set_yticks([])
-        many = 10 if max(map(len, found.classes)) < 4 else 5  # long names need two lines
+        many = 10 if max(map(len, dataset.classes)) < 4 else 5  # long names need two lines
         handles = figure.axes[-1].get_legend_handles_labels()
         figure.legend(*handles, loc="outside lower center", ncols=many, markerscale=2.5)
 
-    step, together = STEP * found.shorter**2, STEP * found.shorter  # MeFBO on CIFAR-10 is not stable with more
+    step, together = STEP * dataset.shorter**2, STEP * dataset.shorter  # MeFBO on CIFAR-10 is not stable with more
     return Task(
         _problem(model, rc, regularizer),
-        [{"train": found.rows(train[m]), "val": found.rows(val[m])} for m in range(clients)],
+        [{"train": dataset.rows(train[m]), "val": dataset.rows(val[m])} for m in range(clients)],
         batch_size=batch_size,
         metrics=metrics,
         name=name,

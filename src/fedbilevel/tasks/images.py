@@ -1,4 +1,4 @@
-"""What the tasks on small images share: the images of a data set, divided among clients, and standardised inputs."""
+"""What the tasks on small images share: the images of a data set, their division among clients, standardised inputs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ class Images:
 
 
 def available(task: str, name: str) -> sets.DataSet:
-    """A data set; of CIFAR-10 those training batches that are there, or all of it where there is none."""
+    """A data set; of CIFAR-10 the training batches that are present, or all of it if there are none."""
     if name not in DATA:
         raise UnknownName(f"data set for {task}", name, list(DATA))
     if name == "cifar-10":

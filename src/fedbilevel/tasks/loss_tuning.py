@@ -84,7 +84,7 @@ def loss_tuning(
             have one or two classes.
         clients: number of clients.
         ratio: of the last class to the first: class i of 10 keeps the share ratio^(i/9) of its images.
-        validation: share of every client's images that are validation images, long-tailed, too.
+        validation: share of every client's images that are validation images, which are long-tailed, too.
         hidden: width of every hidden layer.
         layers: of the network.
         rc: weight of |y|^2 in the lower loss.
@@ -96,29 +96,29 @@ def loss_tuning(
         raise FedbilevelError(
             f"{name}: clients, hidden, layers and batch_size must be at least 1, rc and seed not negative."
         )
-    found = images(name, data, seed)
+    dataset = images(name, data, seed)
     rng = np.random.default_rng(seed)
-    number = len(found.classes)
-    kept = long_tail(found.labels, ratio, rng, number)
-    parts = divide(name, found.labels[kept], partition, clients, validation, rng)
+    number = len(dataset.classes)
+    kept = long_tail(dataset.labels, ratio, rng, number)
+    parts = divide(name, dataset.labels[kept], partition, clients, validation, rng)
     train, val = ([kept[part] for part in each] for each in parts)
-    sizes, val_sizes = (np.bincount(found.labels[np.concatenate(each)], minlength=number) for each in (train, val))
+    sizes, val_sizes = (np.bincount(dataset.labels[np.concatenate(each)], minlength=number) for each in (train, val))
     if min(sizes.min(), val_sizes.min()) < 1:
         raise FedbilevelError(
             f"{name}: a class has no {'validation' if val_sizes.min() < 1 else 'training'} image: take a larger ratio."
         )
     balance = val_sizes.sum() / (number * val_sizes)
-    net = mlp(found.pixels, *[hidden] * (layers - 1), number, initial="pytorch")
-    model = standardised(net, *found.spread)
-    test, labels = jnp.asarray(found.test), found.test_labels
+    net = mlp(dataset.pixels, *[hidden] * (layers - 1), number, initial="pytorch")
+    model = standardised(net, *dataset.spread)
+    test, labels = jnp.asarray(dataset.test), dataset.test_labels
 
     def accuracies(y: Any) -> np.ndarray:
-        return per_class(outputs(model.apply, y, test).argmax(1) == labels, labels, found.classes)
+        return per_class(outputs(model.apply, y, test).argmax(1) == labels, labels, dataset.classes)
 
     def metrics(x: Any, y: Any) -> dict[str, float]:
         logits = outputs(model.apply, y, test)
-        each = per_class(logits.argmax(1) == labels, labels, found.classes)
-        losses = per_class(np.asarray(cross_entropy(jnp.asarray(logits), jnp.asarray(labels))), labels, found.classes)
+        each = per_class(logits.argmax(1) == labels, labels, dataset.classes)
+        losses = per_class(np.asarray(cross_entropy(jnp.asarray(logits), jnp.asarray(labels))), labels, dataset.classes)
         return {"accuracy": float(each.mean()), "worst": float(each.min()), "loss": float(losses.mean())}
 
     def details(results: Outcomes) -> Details:
@@ -126,10 +126,10 @@ def loss_tuning(
         tuned = [np.asarray(x[part], float) for part in ("omega", "delta", "tau")]
         seen = [accuracies(results[run].y) for run in ("plain", "run")]
         return Details(
-            "the loss of every class, and the test accuracy with the plain and with the tuned loss",
+            "Tuned loss and test accuracy of each class",
             ["class", "training images", "omega", "delta", "tau", "plain", "tuned"],
             [
-                [found.classes[k], int(sizes[k]), *(float(column[k]) for column in (*tuned, *seen))]
+                [dataset.classes[k], int(sizes[k]), *(float(column[k]) for column in (*tuned, *seen))]
                 for k in range(number)
             ],
         )
@@ -145,7 +145,7 @@ def loss_tuning(
             base = 0 if start is None else start
             axes.bar(place, np.asarray(values, float) - base, bottom=base, color="C7" if start is None else "C1")
             axes.set_title(title if start is None else f"{title} (started at {start})", fontsize=10)
-            axes.set_xticks(place, found.classes if row == 3 else [""] * number, **_turned(found.classes))
+            axes.set_xticks(place, dataset.classes if row == 3 else [""] * number, **_label_style(dataset.classes))
             if start is None:
                 axes.set_yscale("log")
                 axes.set_ylim(sizes.min() / 3, sizes.max() * 3)
@@ -159,7 +159,7 @@ def loss_tuning(
         for n, ((_, title), height) in enumerate(zip(shown, heights, strict=True)):
             axes.bar(place + 0.2 * (n - 1.5), height, 0.2, color=("C7", "C2", "C0", "C1")[n],
                      label=f"{title}: {height.mean():.3f}")  # fmt: skip
-        axes.set_xticks(place, found.classes, **_turned(found.classes))
+        axes.set_xticks(place, dataset.classes, **_label_style(dataset.classes))
         axes.set_xlabel("class")
         axes.set_title("test accuracy of every class, and the mean of all")
         axes.set_ylim(max(0, np.min(heights) - 0.25), 1.01)
@@ -167,12 +167,12 @@ def loss_tuning(
 
     started = {"omega": np.ones(number), "delta": np.ones(number), "tau": np.zeros(number)}
     share = sizes / sizes.sum()
-    steps = {**STEPS, **{name: STEPS[name] * found.shorter for name in ("lr_lower", "lr_adjoint")}}
+    steps = {**STEPS, **{name: STEPS[name] * dataset.shorter for name in ("lr_lower", "lr_adjoint")}}
     simfbo = {**steps, **{f"local_{name}": step for name, step in steps.items()}, "shared_batch": True}
     fedavg = FedAvg(lr_lower=steps["lr_lower"], local_steps=1)
     return Task(
         _problem(model, number, tuple(balance.tolist()), rc),
-        [{"train": found.rows(train[m]), "val": found.rows(val[m])} for m in range(clients)],
+        [{"train": dataset.rows(train[m]), "val": dataset.rows(val[m])} for m in range(clients)],
         batch_size=batch_size,
         metrics=metrics,
         name=name,
@@ -207,6 +207,6 @@ def loss_tuning(
     )
 
 
-def _turned(classes: tuple[str, ...]) -> dict[str, Any]:
+def _label_style(classes: tuple[str, ...]) -> dict[str, Any]:
     """Long names of classes do not fit side by side."""
     return {"rotation": 60, "ha": "right"} if max(map(len, classes)) > 3 else {}

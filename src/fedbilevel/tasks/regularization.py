@@ -137,7 +137,7 @@ def _task(
         features: the table.
         labels: 0 or 1 for each of its rows.
         rows: for training, validation and test, the numbers of every client's rows.
-        strengths: at the start, least and greatest.
+        strengths: at the start, and the smallest and greatest allowed.
         suggested: what to run.
         shown: how the results are shown.
         columns: names of the metrics with every client's AUC; none for a site, which is measured on its test rows only.
@@ -183,15 +183,15 @@ def regularization(
     """One strength of regularisation for each feature of a logistic regression.
 
     Args:
-        data: "heart-disease", the four hospitals, or "breast-cancer", which is dealt out to clients.
+        data: "heart-disease", the four hospitals, or "breast-cancer", which is divided among the clients at random.
         clients: number of clients; heart-disease has four.
-        noise_features: so many columns of white noise are added, which say nothing about anybody.
+        noise_features: number of columns of white noise to add, which carry no information.
         train: share of every client's rows, of either label, for training.
         validation: share for validation; the rest is for the test.
-        untuned: the strength of all features without tuning.
+        untuned: the strength of all features in the reference without tuning.
         start: the strength of all features at the start.
-        weakest: least strength.
-        strongest: greatest strength.
+        weakest: the smallest strength allowed.
+        strongest: the greatest strength allowed.
         seed: of the split and of the noise.
     """
     if data == "heart-disease" and clients != 4:
@@ -224,7 +224,7 @@ def regularization(
     )
     solution = Strengths(tuple(names), tuple(called), rows, labels, (weakest, strongest))
     shared = lambda strength: np.full(len(names), np.log(strength))
-    # One step per round: more would drift apart on hospitals that differ, and the references shall be exact, too.
+    # One step per round: more would drift apart on hospitals that differ, and the references must be exact, too.
     training = FedAvg(lr_lower=0.6, local_steps=1)
     shown = Presentation(
         headline={"auc": "mean test AUC", "validation_loss": "validation loss"},
@@ -281,8 +281,8 @@ def regularization_of_site(
         train: share of every site's rows, of either label, for training.
         validation: share for validation; the rest is for the test.
         start: the strength of all features at the start.
-        weakest: least strength.
-        strongest: greatest strength.
+        weakest: the smallest strength allowed.
+        strongest: the greatest strength allowed.
         seed: of the split.
     """
     if examples.classes != 2:

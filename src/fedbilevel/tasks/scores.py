@@ -1,4 +1,4 @@
-"""How well scores tell apart."""
+"""How well scores separate two classes."""
 
 from typing import Any
 

@@ -69,11 +69,13 @@ def divided(examples: Examples, train: float, validation: float, seed: int) -> l
         division = [np.sort(np.concatenate(piece)) for piece in pieces]
     for name, rows in zip(("training", "validation", "test"), division, strict=True):
         if not len(rows):
-            raise FedbilevelError(f"of {len(examples.labels)} rows none is left for {name}: more rows are needed.")
+            raise FedbilevelError(
+                f"of {len(examples.labels)} rows, none is left for {name}: this task needs more rows."
+            )
     return division
 
 
 def check_shares(train: float, validation: float, task: str = "") -> None:
     """Refuse shares of the rows that leave nothing for the test."""
     if not (train > 0 and validation > 0 and train + validation < 1):
-        raise FedbilevelError(f"{task}train and validation are shares above 0 that leave a rest for the test.")
+        raise FedbilevelError(f"{task}train and validation must be shares above 0 that leave a rest for the test.")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ROWS = 20  # clients in the table of details
-COLUMNS = ("client", "images", "wrong labels", "suspects", "really wrong", "share", "AUC of the weights")
+COLUMNS = ("client", "images", "wrong labels", "suspects", "really wrong", "precision", "AUC of the weights")
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class Suspects:
             auc = scores.auc(self.wrong[m], -share) if 0 < self.wrong[m].mean() < 1 else "-"
             precision = float(hits.mean()) if len(hits) else "-"
             rows.append([m, len(share), int(self.wrong[m].sum()), len(hits), int(hits.sum()), precision, auc])
-        title = "Suspects: labels that the model denies"
+        title = "Suspects: labels the model disagrees with"
         return Details(title + (f" (the first {ROWS} clients)" if len(rows) > ROWS else ""), COLUMNS, rows[:ROWS])
 
     def files(self, results: Outcomes, folder: Path) -> None:

@@ -100,13 +100,13 @@ class WeightedQuadratics:
     def _solution(self) -> Array:
         """A stationary x, by projected gradient steps from equal weights: the longest steps that lead there."""
         start = np.full(len(self.H), 1 / len(self.H))
-        found = [start]
+        candidates = [start]
         for step in (3.0, 1.0, 0.3, 0.1, 0.03, 0.01):
             x = start
             for _ in range(2_000):
                 x = project(x - step * self.gradient(x))
-            found.append(x)
-        return min(found, key=self.stationarity)
+            candidates.append(x)
+        return min(candidates, key=self.stationarity)
 
     def task(self, **options: Any) -> Task:
         """The task: the server holds f_0."""
