@@ -11,6 +11,7 @@ from rich.table import Table
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.cli.options import ClientCount, Sample, Set, console, first_line, settings_of
+from fedbilevel.engines.accounting import ORACLES
 from fedbilevel.engines.participation import participation
 from fedbilevel.engines.plan import Exchange, Plan, plan, shared_accounting
 from fedbilevel.report import catalogue
@@ -90,15 +91,14 @@ def show_plan(
 
 
 def _show_plan(cost: Plan, shared: tuple[int, int] | None, title: str) -> None:
-    oracles = ("Gf", "Gg", "J", "H")
-    table = Table("exchange", *(("floats down", "floats up")), *oracles, title=title, title_justify="left")
+    table = Table("exchange", *(("floats down", "floats up")), *ORACLES, title=title, title_justify="left")
     for e in cost.round:
         for at in (at for at in np.ndindex(e.down.shape) if None in e.loops or e.times()[at]):
-            counts = [str(e.oracles[oracle]) for oracle in oracles]
+            counts = [str(e.oracles[oracle]) for oracle in ORACLES]
             table.add_row(e.method + _often(e, at), f"{e.down[at]:,}", f"{e.up:,}", *counts)
     table.add_section()
     table.add_row(
-        f"{cost.exchanges} exchange(s)", f"{cost.down:,}", f"{cost.up:,}", *(str(cost.oracles[o]) for o in oracles)
+        f"{cost.exchanges} exchange(s)", f"{cost.down:,}", f"{cost.up:,}", *(str(cost.oracles[o]) for o in ORACLES)
     )
     console.print(table)
     console.print(

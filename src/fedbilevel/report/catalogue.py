@@ -10,9 +10,9 @@ import numpy as np
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.core import Algorithm, Problem
 from fedbilevel.core.task import Task
+from fedbilevel.engines.accounting import ORACLES
 from fedbilevel.engines.plan import Plan, plan
 
-ORACLES = ("Gf", "Gg", "J", "H")
 FACTS = ("citation", "source", "assumes", "exact", "costs")
 """The fields of :class:`Algorithm` with texts for readers."""
 UNKNOWN = "-"

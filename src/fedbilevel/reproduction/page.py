@@ -72,8 +72,8 @@ def _page(done: Reproduced, command: str) -> str:
         "",
         f"    {command}",
         "",
-        f"with `src/fedbilevel/reproduction/experiments/{made.id}.toml`: {_seeds(done)}, {len(done.curves)} runs{_cost(done)}, "
-        f"fedbilevel {version('fedbilevel')}.",
+        f"with `src/fedbilevel/reproduction/experiments/{made.id}.toml`: {_seeds(done)}, {len(done.curves)} runs"
+        f"{_cost(done)}, fedbilevel {version('fedbilevel')}.",
     ]
     if made.search is not None:
         lines += ["", "*Search*: " + _searched(made, made.search)]
