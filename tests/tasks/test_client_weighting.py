@@ -151,7 +151,7 @@ def test_a_small_run_and_its_records(tmp_path: Path) -> None:
     with (finished.folder / "details.csv").open() as file:
         rows = list(csv.DictReader(file))
     np.testing.assert_allclose([float(row["weight"]) for row in rows], weights, rtol=1e-6)
-    assert [row["has"] for row in rows[:4]] == ["classes 0-4", "classes 5-7", "classes 8-9", "random labels"]
+    assert [row["data"] for row in rows[:4]] == ["classes 0-4", "classes 5-7", "classes 8-9", "random labels"]
     assert report.table(finished).row_count == 5
     assert report.details(finished).row_count == 10
 
