@@ -11,8 +11,8 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
-from fedbilevel.runs import interrupts
 from fedbilevel.errors import FedbilevelError
+from fedbilevel.runs import interrupts
 from fedbilevel.storage import compiled
 
 DIED: Any = object()
