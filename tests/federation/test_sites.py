@@ -364,7 +364,7 @@ def test_the_server_does_not_learn_what_is_wrong_with_a_row(tmp_path: Path) -> N
     data = tmp_path / "north" / "rows.csv"
     write(data, [{"name": "Jane Doe", **row} for row in rows(60)])
     header, _ = decode(sites.workers[0].handle(encode(sites.hello, {})))
-    assert header["error"] == "its data do not fit the experiment; its own log says where."
+    assert header["error"] == "its data do not fit the experiment; see its own log."
     line = json.loads((tmp_path / "north" / LEDGER).read_text().splitlines()[-1])
     assert "row 2, column 'name': expected one of" in line["error"]
     assert "found 'Jane Doe'" in line["error"]
