@@ -287,7 +287,7 @@ def test_what_rfho_cannot_do_is_refused() -> None:
         fb.plan(sample_weights(), RFHO(mode="forward"))
     expected = "RFHO: mode forward needs an x that the server sees, so use reverse for a private x."
     assert str(caught.value) == expected
-    with pytest.raises(fb.FedbilevelError, match=r"^the clients of RFHO keep something here"):
+    with pytest.raises(fb.FedbilevelError, match=r"^the clients of RFHO keep state here"):
         fb.plan(CLIENTS, RFHO(), Uniform(1, resample=True))
 
 

@@ -85,7 +85,7 @@ def check_fits(problem: Problem, algorithm: Algorithm, layout: Layout, participa
     holds = algorithm.remembers != "nothing" or problem.private_x
     if holds and (participation.resample or getattr(participation, "replacement", False)):
         raise FedbilevelError(
-            f"the clients of {name} have memory, so they must be the same for all exchanges of a round: sample "
+            f"the clients of {name} keep state here, so they must be the same for all exchanges of a round: sample "
             "without resample and without replacement."
         )
 
