@@ -64,7 +64,7 @@ def read(table: Mapping[str, Any]) -> Schema:
     kinds = {"label": dict, "features": dict, "image": dict, "part": str}
     for key, value in table.items():
         if key not in kinds:
-            raise UnkindsName("entry of [schema]", key, kinds)
+            raise UnknownName("entry of [schema]", key, kinds)
         if not isinstance(value, kinds[key]):
             raise FedbilevelError(f"[schema]: {key} must be {'a table' if kinds[key] is dict else 'text'}.")
     label = table.get("label", {})
