@@ -1,4 +1,4 @@
-"""Where things are kept that can be fetched or made again: downloaded data sets, compiled programs.
+"""The cache folder, for what can be downloaded or made again: data sets, compiled programs.
 
 At the top level because data and storage both need it, and neither imports the other.
 """

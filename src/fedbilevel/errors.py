@@ -1,4 +1,4 @@
-"""What goes wrong in a way the user can fix: one sentence that says what and how."""
+"""Errors and warnings for users: one sentence that says what is wrong and how to fix it."""
 
 import difflib
 import importlib
@@ -12,7 +12,7 @@ class FedbilevelError(Exception):
     """An error whose message is meant for the user. The command line prints it and exits with code 2."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """From one process to another, whatever arguments it was made of; results stay where they are."""
+        """Pickle for another process, whatever arguments it was made with; results stay where they are."""
         return _made, (type(self), self.args, {k: v for k, v in self.__dict__.items() if k != "result"})
 
 
@@ -24,14 +24,14 @@ def _made(kind: type[FedbilevelError], args: tuple[Any, ...], attributes: dict[s
 
 
 class FedbilevelWarning(UserWarning):
-    """Something the user should know, in one sentence; the run goes on."""
+    """Something the user should know, in one sentence; the run continues."""
 
 
 class Stopped(BaseException):
     """A run ended early: it was :class:`Interrupted`, or :class:`Diverged`.
 
-    ``result`` is the :class:`Result` of the rounds before, None if there were none; ``saved`` says where it is kept or
-    how to go on, if somebody knows.
+    ``result`` is the :class:`Result` of the rounds before, None if there were none; ``saved`` says where it is saved or
+    how to continue, if known.
 
     >>> try:  # doctest: +SKIP
     ...     result = fb.solve(task, algorithm, rounds=10_000)
@@ -58,7 +58,7 @@ class Interrupted(KeyboardInterrupt, Stopped):
 
     @classmethod
     def of(cls, interrupt: KeyboardInterrupt, result: Any = None, saved: str = "") -> "Interrupted":
-        """An interrupt that carries what there was; one that does already gets what is new."""
+        """An interrupt that carries a result; an Interrupted is kept and gets what is new."""
         stopped = interrupt if isinstance(interrupt, Interrupted) else cls().with_traceback(interrupt.__traceback__)
         stopped.result = stopped.result if result is None else result
         stopped.saved = saved or stopped.saved
@@ -66,7 +66,7 @@ class Interrupted(KeyboardInterrupt, Stopped):
 
 
 class NoQuorum(FedbilevelError):
-    """Too few clients of a federation answered; they may come back."""
+    """Too few clients of a federation replied; they may come back."""
 
 
 class UnknownName(FedbilevelError, KeyError):
@@ -104,11 +104,11 @@ def needs(module: str, extra: str, what: str) -> Any:
     Args:
         module: its name, with dots.
         extra: in the brackets of ``pip install 'fedbilevel[extra]'``.
-        what: who needs what: "tuning needs Optuna".
+        what: what needs it, for the message: "tuning needs Optuna".
     """
     try:
         return importlib.import_module(module)
     except ImportError as error:
         absent = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
-        why = f" ({error})" if str(error) and not absent else ""  # it is there, but something that it needs is not
+        why = f" ({error})" if str(error) and not absent else ""  # installed, but something that it needs is not
         raise FedbilevelError(f"{what}: pip install 'fedbilevel[{extra}]'{why}.") from None

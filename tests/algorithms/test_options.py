@@ -326,7 +326,7 @@ def test_one_corrected_step_of_aggitd_is_a_step() -> None:
         ),
         (FedNest, {"correction": 1}, "correction must be true or false, but is 1."),
         (AggITD, {"local_steps": 2}, "local_steps greater than 1 need lower = svrg."),
-        (AggITD, {"lower": "adam"}, "lower is sgd or svrg, not 'adam'."),
+        (AggITD, {"lower": "adam"}, "lower must be sgd or svrg, but is 'adam'."),
         (AggITD, {"lower": "svrg", "local_steps": 0}, "local_steps must be at least 1, but is 0."),
         (CommFedBiOSketch, {"columns": 0}, "columns must be at least 1, but is 0."),
         (CommFedBiOSketch, {"rows": -1}, "rows must be at least 1, but is -1."),

@@ -268,8 +268,8 @@ def test_the_cost_of_rfho(T: int) -> None:
 @pytest.mark.parametrize(
     ("kind", "bad", "reason"),
     [
-        (GD, {"solver": "lu"}, "solver is cg or dense, not 'lu'."),
-        (RFHO, {"mode": "both"}, "mode is reverse or forward, not 'both'."),
+        (GD, {"solver": "lu"}, "solver must be cg or dense, but is 'lu'."),
+        (RFHO, {"mode": "both"}, "mode must be reverse or forward, but is 'both'."),
         (SUSTAIN, {"forget_upper": 1.5}, "forget_upper must be at most 1, but is 1.5."),
         (MRBO, {"forget_lower": "power(0.1, 0.5)"}, "forget_lower must be at most 1, but is inf."),
         (MRBO, {"lr_lower": float("nan")}, "lr_lower must be greater than 0, but is nan."),
@@ -287,7 +287,7 @@ def test_what_rfho_cannot_do_is_refused() -> None:
         fb.plan(sample_weights(), RFHO(mode="forward"))
     expected = "RFHO: mode forward needs an x that the server sees, so use reverse for a private x."
     assert str(caught.value) == expected
-    with pytest.raises(fb.FedbilevelError, match=r"^the clients of RFHO keep something here"):
+    with pytest.raises(fb.FedbilevelError, match=r"^the clients of RFHO keep state here"):
         fb.plan(CLIENTS, RFHO(), Uniform(1, resample=True))
 
 

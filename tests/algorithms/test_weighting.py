@@ -127,7 +127,7 @@ def test_the_inner_step_is_drawn_uniformly() -> None:
 
 def test_problems_that_do_not_fit_are_refused() -> None:
     for kind in (PrimalDual, AFL):
-        with pytest.raises(fb.FedbilevelError, match=r"weighs clients: it needs a problem with weighting=True"):
+        with pytest.raises(fb.FedbilevelError, match=r"weights clients: it needs a problem with weighting=True"):
             fb.plan(Quadratic.scalar().task(), kind())
     at_clients = replace(TASK, server=None, clients=[{**c, "val": c["train"]} for c in TASK.clients])
     with pytest.raises(fb.FedbilevelError, match=r"^PrimalDual evaluates the upper loss on the server"):

@@ -32,7 +32,7 @@ CLIENT = {"train": ROWS, "val": ROWS}
         ([], "at least one client"),
         ([CLIENT, {"train": ROWS}], "client 1 has no 'val' data"),
         ([CLIENT, {"train": {"a": np.zeros(0)}, "val": ROWS}], "client 1 has no 'train' rows"),
-        ([{"train": {"a": np.zeros(3), "b": np.zeros(2)}, "val": ROWS}], "differ in their number of rows"),
+        ([{"train": {"a": np.zeros(3), "b": np.zeros(2)}, "val": ROWS}], "have different numbers of rows"),
         ([CLIENT, {"train": {"a": np.zeros((4, 2))}, "val": ROWS}], "client 1: the 'train' arrays have the row shapes"),
         ([{"train": {"a": np.float64(3)}, "val": ROWS}], "leading axis of rows"),
     ],
@@ -48,8 +48,8 @@ def test_bad_clients_are_named(clients: Any, sentence: str) -> None:
         ({"weights": [1.0, 2.0]}, "weights must be 1 numbers"),
         ({"weights": [-1.0]}, "weights must be 1 numbers"),
         ({"weights": [0.0]}, "weights must be 1 numbers"),
-        ({"weights": "equal"}, "not 'equal'"),
-        ({"batch_size": 0}, "batch_size must be a whole number, at least 1"),
+        ({"weights": "equal"}, "but is 'equal'"),
+        ({"batch_size": 0}, "batch_size must be a whole number of at least 1"),
         ({"batch_size": {"train": 3}}, "needs the entries train and val"),
     ],
 )
@@ -106,7 +106,7 @@ def test_data_are_stored_once_and_keep_their_type() -> None:
         (lambda: fb.FedBiO(lr_lower=float("nan")), "lr_lower must be greater than 0"),
         (lambda: fb.FedBiOAcc(c_lower=2.0), r"c_lower \* rate\^2 must be at most 1, but is 2"),
         (lambda: fb.FedBiOAcc(c_upper=100.0, rate="cube_root(2, 1000)"), r"c_upper .* is 4"),
-        (lambda: fb.FedBiOAcc(rate="sometimes"), "'sometimes' is no schedule"),
+        (lambda: fb.FedBiOAcc(rate="sometimes"), "'sometimes' is not a schedule"),
         (lambda: fb.FedAvg(lr_lower=-1.0), "FedAvg: lr_lower"),
     ],
 )

@@ -30,7 +30,7 @@ def test_download_arrives_and_is_kept(kind: str, server: Server, cache: Path) ->
     [
         ("truncated", 3, "broke after 512000 of 1024000"),
         ("quiet", 3, "truncated"),
-        ("stalled", 3, "no answer within 0.5 seconds"),
+        ("stalled", 3, "no response within 0.5 seconds"),
         ("wrong", 1, "not the expected file"),
         ("long", 1, "longer than 1024000"),
         ("missing", 1, "404"),

@@ -222,8 +222,8 @@ def test_estimates_are_unbiased_where_means_are_not() -> None:
         ({"rounds": 2.5}, "rounds must be a whole number"),
         ({"seed": -1}, "seed must be a whole number"),
         ({"batching": "foo"}, "no batching called 'foo'"),
-        ({"sample": {1, 2}}, "sample is a number of clients"),
-        ({"sample": [0.7, 1.2]}, "sample is a number of clients"),
+        ({"sample": {1, 2}}, "sample must be a number of clients"),
+        ({"sample": [0.7, 1.2]}, "sample must be a number of clients"),
         ({"algorithm": fb.FedBiO}, "for instance FedBiO"),
     ],
 )

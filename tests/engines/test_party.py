@@ -170,7 +170,7 @@ def test_a_start_with_private_blocks_needs_everybody() -> None:
     honest = engine.parties[1].handle
     broken = lambda message: b"nonsense" if decode(message)[0]["action"] == "run" else honest(message)
     engine.parties[1].handle = broken  # pyright: ignore
-    with pytest.raises(NoQuorum, match="the start needs everybody, but client 1"):
+    with pytest.raises(NoQuorum, match="the start needs all clients, but client 1"):
         engine.start(3)
 
 

@@ -49,7 +49,7 @@ def test_every_field_is_checked(message: protocol.Message) -> None:
     header = {"action": message.action, **dataclasses.asdict(message)}
     for field in dataclasses.fields(message):
         for wrong in ([["x"]], {"x": {"y": "z"}}, "1" if field.type is float else 1.5):
-            with pytest.raises(fb.FedbilevelError, match=r"of a message is not what it should be|lacks"):
+            with pytest.raises(fb.FedbilevelError, match=r"of a message has the wrong type|lacks"):
                 unpack(encode({**header, field.name: wrong}, {}))
         if field.default is dataclasses.MISSING:
             with pytest.raises(fb.FedbilevelError, match="lacks"):
@@ -87,7 +87,7 @@ def test_an_unexpected_error_tells_its_type_only(capsys: pytest.CaptureFixture[s
         raise ValueError("the patient called Smith")
 
     handled = protocol.handle(pack(protocol.Echo(), {}), {protocol.Echo: fails})
-    assert handled.answer == Failed("ValueError; its own log says more.")
+    assert handled.answer == Failed("ValueError; see its own log.")
     assert "Smith" in handled.problem
     assert "Smith" in capsys.readouterr().err
     open_book = protocol.handle(pack(protocol.Echo(), {}), {protocol.Echo: fails}, open_book=True)
@@ -98,15 +98,15 @@ class Broken:
     """Answers of all kinds that are none."""
 
     def ask(self, messages: Any, kind: str) -> Any:
-        return {0: b"nonsense", 1: "it is away.", 2: pack(protocol.Echo(), {}), 3: pack(Done(), {})}
+        return {0: b"nonsense", 1: "it is offline.", 2: pack(protocol.Echo(), {}), 3: pack(Done(), {})}
 
 
 def test_what_is_no_answer_is_a_failure_of_that_client_alone() -> None:
     post = Post(Broken())
     answers = post.ask(dict.fromkeys(range(5), (protocol.Evaluate(1), {})))
     assert [type(answer) for answer, _ in answers.values()] == [Failed, Failed, Failed, Done, Failed]
-    assert answers[1][0] == Failed("it is away.")
-    assert "question" in answers[2][0].error  # pyright: ignore
+    assert answers[1][0] == Failed("it is offline.")
+    assert "request instead of an answer" in answers[2][0].error  # pyright: ignore
     assert post.absent == {1, 4}
     assert post.bytes_down > 0
 

@@ -254,7 +254,7 @@ def test_the_coordinators_command_may_be_interrupted(running: Running) -> None:
     first.send_signal(signal.SIGINT)
     said, _ = first.communicate(timeout=60)
     assert first.returncode == 130
-    assert "The run goes on at the server" in said
+    assert "The run continues on the server" in said
     again = subprocess.run([*command, "--resume", *where], capture_output=True, text=True, timeout=180, check=False)
     assert again.returncode == 0, again.stdout + again.stderr
     assert "Results in" in again.stdout

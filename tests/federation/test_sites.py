@@ -111,9 +111,9 @@ def test_columns_may_have_other_names(tmp_path: Path) -> None:
     [
         ("age", "old", r"a\.csv, row 4, column 'age': 'old' is not a number"),
         ("age", 130, r"a\.csv, row 4, column 'age': 130 is not between 0 and 120"),
-        ("pain", 7, r"row 4, column 'pain': there is '7', but one of 1, 2, 3 was expected"),
-        ("ill", "", r"row 4, column 'ill': there is nothing, but one of no, yes was expected"),
-        ("ill", "perhaps", r"row 4, column 'ill': there is 'perhaps'"),
+        ("pain", 7, r"row 4, column 'pain': expected one of 1, 2, 3, but found '7'"),
+        ("ill", "", r"row 4, column 'ill': expected one of no, yes, but found nothing"),
+        ("ill", "perhaps", r"row 4, column 'ill': expected one of no, yes, but found 'perhaps'"),
     ],
 )
 def test_wrong_rows_are_named_in_the_sites_own_terms(tmp_path: Path, column: str, value: Any, said: str) -> None:
@@ -129,8 +129,8 @@ def test_files_that_are_no_tables_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.csv").write_text("")
     (tmp_path / "bad.npz").write_bytes(b"PK nonsense")
     for name, said in {
-        "short.csv": "row 2: it has 2 values, but there are 4 columns",
-        "latin.csv": "not text in UTF-8",
+        "short.csv": "row 2 has 2 values, but there are 4 columns",
+        "latin.csv": "is not UTF-8 text",
         "empty.csv": "is empty",
         "bad.npz": "cannot be read",
         "missing.csv": "there is no file",
@@ -170,8 +170,8 @@ def test_images_are_read_from_folders_and_lists(tmp_path: Path) -> None:
         ({"label": {"column": "a", "values": [0, 1]}, "features": {"b": {"max": 3}}}, "max"),
         ({"label": {"column": "a", "values": [0, 1]}, "image": {"shape": [3]}}, "shape"),
         ({"label": {"column": "a", "values": 2}}, "needs label"),
-        ({"label": {"column": "a", "values": [0, 1]}, "features": {"b": {"values": 3}}}, "wrong kind"),
-        ({"label": {"column": "a", "values": [0, 1]}, "features": {"b": {"least": "x"}}}, "wrong kind"),
+        ({"label": {"column": "a", "values": [0, 1]}, "features": {"b": {"values": 3}}}, "wrong type"),
+        ({"label": {"column": "a", "values": [0, 1]}, "features": {"b": {"least": "x"}}}, "wrong type"),
     ],
 )
 def test_a_wrong_schema_is_refused(table: dict[str, Any], said: str) -> None:
@@ -297,9 +297,9 @@ def named(engine: Messaging, state: Any) -> dict[str, Any]:
     ("limits", "said"),
     [
         (Limits(tasks=("fairness",)), "does not take part in the task 'regularization'"),
-        (Limits(experiment="another"), "the experiment of its kit only"),
-        (Limits(min_clients=5), "wants at least 5 parties, but there are 3"),
-        (Limits(min_rows=1000), "shares numbers about at least 1000 rows only"),
+        (Limits(experiment="another"), "only in the experiment of its kit"),
+        (Limits(min_clients=5), "needs at least 5 parties, but there are 3"),
+        (Limits(min_rows=1000), "only sends numbers computed from at least 1000 rows"),
         (Limits(largest_upload=1e-5), "it sends at most"),
     ],
 )
@@ -325,7 +325,7 @@ def test_what_was_refused_cannot_be_prepared(tmp_path: Path) -> None:
     _, facts = decode(worker.handle(encode(sites.hello, {})))
     prepare = {"action": "prepare", "id": 0, "weight": 0.3, "clients": 3}
     header, _ = decode(worker.handle(encode({**prepare, "clients": 1}, facts)))
-    assert "not the study it agreed to" in header["error"]
+    assert "not the experiment it agreed to" in header["error"]
     (tmp_path / "other").mkdir()
     other = study(tmp_path / "other", task={"name": "data-cleaning"}).text
     header, _ = decode(worker.handle(encode({**sites.hello, "study": other}, {})))
@@ -347,7 +347,7 @@ def test_what_was_refused_cannot_be_prepared(tmp_path: Path) -> None:
 def test_no_part_of_the_rows_is_too_small(tmp_path: Path, change: dict[str, Any]) -> None:
     sites = Sites(tmp_path, study(tmp_path, task={"name": "regularization", **change}))
     header, arrays = decode(sites.workers[0].handle(encode(sites.hello, {})))
-    assert "at least 10 rows only" in header["error"]
+    assert "only sends numbers computed from at least 10 rows" in header["error"]
     assert not arrays
 
 
@@ -364,9 +364,10 @@ def test_the_server_does_not_learn_what_is_wrong_with_a_row(tmp_path: Path) -> N
     data = tmp_path / "north" / "rows.csv"
     write(data, [{"name": "Jane Doe", **row} for row in rows(60)])
     header, _ = decode(sites.workers[0].handle(encode(sites.hello, {})))
-    assert header["error"] == "its data do not fit the experiment; its own log says where."
+    assert header["error"] == "its data do not fit the experiment; see its own log."
     line = json.loads((tmp_path / "north" / LEDGER).read_text().splitlines()[-1])
-    assert "row 2, column 'name': there is 'Jane Doe'" in line["error"]
+    assert "row 2, column 'name': expected one of" in line["error"]
+    assert "found 'Jane Doe'" in line["error"]
     for text in ("", "[task]\nname = 3\n"):
         header, _ = decode(sites.workers[1].handle(encode({**sites.hello, "study": text}, {})))
         assert str(tmp_path) not in header["error"]
@@ -377,7 +378,7 @@ def test_names_of_runs_are_no_paths(tmp_path: Path, name: str) -> None:
     worker = Sites(tmp_path, study(tmp_path)).workers[0]
     hello = {"action": "hello", "run": name, "study": "", "copy": facts_of_copy(), "clients": 3}
     header, _ = decode(worker.handle(encode(hello, {})))
-    assert "no name of a run" in header["error"]
+    assert "invalid name for the run" in header["error"]
     assert not (tmp_path / "north" / "runs").exists()
 
 
@@ -392,7 +393,7 @@ def test_other_copies_are_told_apart() -> None:
     assert not difference(here, dict(here))
     for change, said in {
         "version": "install the same version",
-        "code": "has other code",
+        "code": "differs from the server's",
         "numbers": "JAX_ENABLE_X64",
         "jax": "it has jax",
     }.items():
@@ -404,7 +405,7 @@ def test_other_copies_are_told_apart() -> None:
     [
         ({"federation": {"quorums": 2}}, "quorums"),
         ({"federation": {"deadline": "soon"}}, "line .* deadline must be a number"),
-        ({"federation": {"weights": "big"}}, "weights is 'equal' or 'size'"),
+        ({"federation": {"weights": "big"}}, "weights must be 'equal' or 'size'"),
         ({"task": {"name": "quadratics"}}, "quadratics"),
     ],
 )
@@ -425,9 +426,9 @@ PROJECT: dict[str, Any] = {"name": "hospitals", "host": "localhost", "port": 810
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"port": 99999}, "port is a number from 1 to 65535"),
+        ({"port": 99999}, "port must be a number from 1 to 65535"),
         ({"parties": [{"name": "a"}, {"name": "a"}]}, "two parties called a"),
-        ({"parties": [{"name": "a b"}]}, "'a b' cannot be a name"),
+        ({"parties": [{"name": "a b"}]}, "'a b' is not a valid name"),
         ({"parties": [{"name": "a", "role": "king"}]}, "king"),
         ({"parties": [{"name": "a", "role": "coordinator"}]}, "no party has data"),
         ({"experiment": "nothing.toml"}, "there is no experiment file"),
@@ -463,12 +464,12 @@ def test_keys_are_for_their_owner_only(tmp_path: Path) -> None:
     assert (tmp_path / "c" / "startup" / "rootCA.pem").read_bytes() == authority
     project.revoke(home, "b")
     assert project.load(home).sites == ["a", "c"]
-    with pytest.raises(fb.FedbilevelError, match="not used again"):
+    with pytest.raises(fb.FedbilevelError, match="cannot be used again"):
         project.add(home, "b")
     with pytest.raises(fb.FedbilevelError, match="belongs to another kit"):
         project.unpack(added, tmp_path / "a")
     (tmp_path / "no.zip").write_bytes(b"nothing")
-    with pytest.raises(fb.FedbilevelError, match="no start-up kit"):
+    with pytest.raises(fb.FedbilevelError, match="not a start-up kit"):
         project.unpack(tmp_path / "no.zip", tmp_path / "d")
 
 
@@ -547,10 +548,10 @@ def test_what_ended_cannot_be_stopped_and_what_was_stopped_does_not_go_on(tmp_pa
 def test_a_run_that_cannot_be_fails_alone(tmp_path: Path) -> None:
     home, serving = made(tmp_path)
     text = study(tmp_path, federation={"quorum": 5}).text
-    with pytest.raises(fb.FedbilevelError, match="quorum is 5, but there are 3 parties"):
+    with pytest.raises(fb.FedbilevelError, match="quorum is 5, but there are only 3 sites"):
         coordinator.want(home, tmp_path / "study.toml", "big")
     for name in ("../up", "a/b", ""):
-        with pytest.raises(fb.FedbilevelError, match="no name of a run"):
+        with pytest.raises(fb.FedbilevelError, match="not a valid name for a run"):
             coordinator.want(home, tmp_path / "study.toml", name)
     (home / "runs" / "r" / "study.toml").write_text(text)
     RunFolder(home / "runs" / "r").enter("wanted", asked=1.0)
@@ -571,7 +572,7 @@ def test_a_number_of_a_process_that_is_somebody_elses_is_not_the_server(tmp_path
 def test_a_coordinators_kit_is_not_revoked_in_appearance(tmp_path: Path) -> None:
     home, _ = made(tmp_path)
     project.save(project.Project("hospitals", "localhost", 8102, {"a": "site", "anna": "coordinator"}, "", ()), home)
-    with pytest.raises(fb.FedbilevelError, match="FLARE can refuse sites only"):
+    with pytest.raises(fb.FedbilevelError, match="FLARE can refuse only sites"):
         project.revoke(home, "anna")
 
 

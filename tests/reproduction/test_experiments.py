@@ -600,7 +600,7 @@ def test_judging_again_writes_the_page_beside_the_curves(tmp_path: Path) -> None
     assert "--judge and --quick cannot be combined" in wrong.stderr
     missing = fedbilevel("reproduce", "primaldual-fig2", "--judge", "--to", ".", cwd=tmp_path)
     assert missing.returncode == 2
-    assert "does not hold the curves of primaldual-fig2" in missing.stderr
+    assert "does not contain the curves of primaldual-fig2" in missing.stderr
 
 
 def test_a_condition_may_have_fewer_seeds() -> None:

@@ -122,7 +122,7 @@ def test_the_losses_and_metrics() -> None:
         ({"data": "mnits"}, "no data set for client-weighting called 'mnits': did you mean 'mnist'"),
         ({"partition": "label"}, "no partition for client-weighting called 'label': did you mean 'labels'"),
         ({"data": "digits", "model": "lenet"}, "no model for client-weighting called 'lenet'"),
-        ({"data": "digits", "model": "lenet5"}, "lenet5: images are 28 x 28 or 32 x 32"),
+        ({"data": "digits", "model": "lenet5"}, "lenet5: images must be 28 x 28 or 32 x 32"),
         ({"noisy": -1}, "noisy, samples, test and seed not negative"),
         ({"validation": 0}, "must be at least 1"),
         ({"data": "digits", "validation": 200}, "validation must be below 1.., the images of the rarest class"),

@@ -1,6 +1,6 @@
 """The vocabulary: Problem, Objective, Client, Replies, Clients, Algorithm, Task.
 
-Imports nothing of this library but ``errors``; every other folder may import it.
+Imports only ``errors``; every other folder may import it.
 
 A federated bilevel algorithm is a server program made of *exchanges*. One exchange is one message down to some
 clients, one pure function run on each of them, one message up, one reduction::

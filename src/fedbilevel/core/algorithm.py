@@ -1,4 +1,4 @@
-"""The algorithm: hyper-parameters, and the server program and client functions that they steer."""
+"""The algorithm: hyper-parameters, the server program, and the client functions."""
 
 import dataclasses
 import functools
@@ -21,52 +21,52 @@ from fedbilevel.core.vectors import Vector, is_vector
 class Algorithm(ABC):
     """A frozen dataclass of hyper-parameters whose methods are the server program and the client functions.
 
-    ``init`` and ``round`` are the server; client functions are pure methods ``step(client, memory, key, *broadcast)
-    -> (memory, upload)`` handed to ``clients.run``. Where clients remember nothing, ``step(client, key, *broadcast) ->
-    upload`` is enough. States are NamedTuples of vectors and scalars.
+    ``init`` and ``round`` run on the server. Client functions are pure methods ``step(client, memory, key, *broadcast)
+    -> (memory, upload)`` that are passed to ``clients.run``. Where clients remember nothing, ``step(client, key,
+    *broadcast) -> upload`` is enough. States are NamedTuples of vectors and scalars.
 
     An algorithm is a pytree: floats and schedules are its leaves, everything else is its structure. Algorithms of equal
     structure share their compiled code.
     """
 
     bilevel: ClassVar[bool] = True
-    """Whether it moves x at all."""
+    """Whether it optimizes x at all."""
     lower_level: ClassVar[str] = "global"
     """The problems that it solves: those with a "global" or with a "local" lower level."""
     weighting: ClassVar[bool] = False
     """Whether it only solves problems whose x is the clients' weights."""
     upper_at: ClassVar[Literal["clients", "server", "either"]] = "clients"
-    """Who evaluates the upper loss. At the "clients", validation rows of the server are known to all of them."""
+    """Who evaluates the upper loss. With "clients", validation rows of the server are given to all clients."""
     remembers: ClassVar[Literal["nothing", "round", "run"]] = "nothing"
     """What a client keeps between exchanges: nothing (memory is None); until the end of the round (None at first, zeros
     after a loop that ran zero times, then what its last function returned); or for the whole run (starting from
     ``memory``)."""
 
     steps: ClassVar[Mapping[str, str]] = {"x": "lr_upper", "y": "lr_lower", "u": "lr_adjoint"}
-    """The hyper-parameter that moves a vector of this name in the server's state: what to lower when it diverges."""
+    """The step size of each vector of the server's state, by name: what to lower when that vector diverges."""
 
     citation: ClassVar[str] = ""
-    """For readers, like the four texts below: the paper, and the part of it that this is."""
+    """The paper, and which part of it this implements. For readers, like the four texts below."""
     source: ClassVar[str] = ""
-    """Whether the code "follows the paper", or is a "reconstruction" and from what."""
+    """Whether the code "follows the paper", or is a "reconstruction", and from what."""
     assumes: ClassVar[str] = ""
     """What the theory assumes of f, g and the clients."""
     exact: ClassVar[str] = ""
-    """Whether it ends at the solution where clients differ; if not, where else."""
+    """Whether it converges to the solution when clients differ, or where else."""
     costs: ClassVar[str] = ""
     """Exchanges, floats and oracle calls of a round, as a formula in the hyper-parameters."""
 
     def memory(self, x: Vector, y: Vector) -> Any:
-        """What every client keeps at the start, if it remembers for the whole run."""
+        """A client's first memory, if it remembers for the whole run."""
         return None
 
     @abstractmethod
     def init(self, clients: Clients, x: Vector, y: Vector) -> Any:
-        """The server's first state; may exchange."""
+        """The server's first state; may make exchanges."""
 
     @abstractmethod
     def round(self, clients: Clients, server: Any) -> Any:
-        """One round: exchanges, and the server's next state."""
+        """Make the exchanges of one round, and return the server's next state."""
 
     @abstractmethod
     def solution(self, server: Any, memory: Any) -> tuple[Vector, Vector]:
@@ -110,7 +110,7 @@ def _unflatten(kind: type[Algorithm], rest: tuple[tuple[str, ...], tuple[Any, ..
 
 
 def call(step: Step, client: Client, memory: Any, key: Key, *broadcast: Any) -> tuple[Any, Any]:
-    """Run a client function, with its memory if it has one: its memory and its upload."""
+    """Run a client function, with memory if it takes one. Returns its memory and its upload."""
     if _has_memory(getattr(step, "__func__", step)):
         return step(client, memory, key, *broadcast)
     return memory, step(client, key, *broadcast)

@@ -1,4 +1,4 @@
-"""Checks of what a user gives to a task: the rows of the clients, and the losses on a few of them."""
+"""Checks of what a user gives to a task: the clients' rows, and the losses on a few of them."""
 
 import traceback
 from collections.abc import Callable, Sequence
@@ -16,15 +16,15 @@ from fedbilevel.errors import FedbilevelError
 
 
 def check_rows(split: str, parts: Sequence[Held]) -> None:
-    """Refuse a split whose arrays do not have rows, or other rows than those of the first holder."""
+    """Refuse a split whose arrays have no rows, or rows of another shape than those of the first holder."""
     first: Any = None
     for holder, rows in parts:
         leaves, structure = columns(rows)
         if not leaves or any(np.ndim(leaf) == 0 for leaf in leaves):
-            raise FedbilevelError(f"{holder}: '{split}' must hold arrays with a leading axis of rows.")
+            raise FedbilevelError(f"{holder}: '{split}' must contain arrays with a leading axis of rows.")
         lengths = {len(leaf) for leaf in leaves}
         if len(lengths) > 1:
-            raise FedbilevelError(f"{holder}: the '{split}' arrays differ in their number of rows: {sorted(lengths)}.")
+            raise FedbilevelError(f"{holder}: the '{split}' arrays have different numbers of rows: {sorted(lengths)}.")
         if lengths == {0}:
             raise FedbilevelError(f"{holder} has no '{split}' rows: leave this client out or give it data.")
         kind = (structure, [np.shape(leaf)[1:] for leaf in leaves])
@@ -36,8 +36,8 @@ def check_rows(split: str, parts: Sequence[Held]) -> None:
 
 
 def check_losses(problem: Problem, layout: Layout, train: Tree, val: Tree) -> None:
-    """Evaluate both losses on a few rows: on their shapes, which finds wrong shapes; and on their numbers where a loss
-    must be a mean over rows.
+    """Refuse losses that fail on the first rows, do not return one number, or are not means over rows where they must
+    be. Only the last check evaluates them; the others need shapes only.
     """
     x, y = jax.eval_shape(problem.start, jax.random.key(0))
     for level, loss, rows, number in (("lower", problem.lower_on, train, 0), ("upper", problem.upper_on, val, 1)):

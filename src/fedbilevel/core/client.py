@@ -76,7 +76,7 @@ class Client:
         return lax.fori_loop(0, times, lambda i, carry: body(carry, jax.random.fold_in(key, i), i), carry)
 
     def at_both(self, function: Callable[[Carry], Value], one: Carry, other: Carry) -> tuple[Value, Value]:
-        """``function(one), function(other)``, one after the other and compiled once: for what takes long to compile."""
+        """``function(one), function(other)``, compiled once and run one after the other: for slow compilations."""
         if self.tally is not None:
             with self.tally.repeated(2):
                 value = function(one)

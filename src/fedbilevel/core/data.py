@@ -1,4 +1,4 @@
-"""The rows of all clients, one after the other on the device, and what a compiled program must know of them."""
+"""The rows of all clients, one after the other on the device, and what a compiled program must know about them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ class Data(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """What a compiled program must know of the data beforehand: sizes and whether clients differ in them."""
+    """What a compiled program must know about the data beforehand: sizes, and whether clients differ in them."""
 
     clients: int
     longest: tuple[int, int]
@@ -98,7 +98,7 @@ class Joined:
             return jnp.asarray(np.concatenate([part[:] for part in parts]))
         table = parts[0].table
         if any(part.table is not table for part in parts):
-            raise FedbilevelError("the lookups of all clients must be into the same table.")
+            raise FedbilevelError("the lookups of all clients must use the same table.")
         if id(table) not in self._tables:
             # What nobody can change is shared with the device where that is possible, not copied to it.
             fixed = isinstance(table, np.ndarray) and not table.flags.writeable

@@ -1,4 +1,4 @@
-"""A hash of arrays: whether data, a solution or a checkpoint are what they were."""
+"""A hash of arrays, to check that data, a solution or a checkpoint has not changed."""
 
 import hashlib
 from collections.abc import Iterable

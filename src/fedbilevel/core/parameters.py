@@ -1,4 +1,4 @@
-"""Hyper-parameters: fields of a frozen dataclass that know their bounds, their help text and their search range."""
+"""Hyper-parameters: fields of a frozen dataclass with bounds, a help text and a search range."""
 
 import dataclasses
 import math
@@ -42,7 +42,7 @@ def is_argument(field: "dataclasses.Field[Any]", value: Any) -> bool:
 
 
 def check_fields(owner: Any) -> None:
-    """Convert every hyper-parameter of a frozen dataclass to what its field holds, and refuse what is out of bounds."""
+    """Convert every hyper-parameter of a frozen dataclass to its field's type, and refuse what is out of bounds."""
     name = type(owner).__name__
     for field in dataclasses.fields(owner):
         value, known = getattr(owner, field.name), field.metadata
@@ -57,13 +57,13 @@ def check_fields(owner: Any) -> None:
             value = _numbers(name, field.name, value, known)
             object.__setattr__(owner, field.name, value)
         elif known.get("choices") and value not in known["choices"]:
-            raise FedbilevelError(f"{name}: {field.name} is {' or '.join(known['choices'])}, not {value!r}.")
+            raise FedbilevelError(f"{name}: {field.name} must be {' or '.join(known['choices'])}, but is {value!r}.")
         if isinstance(value, int | float) and not isinstance(value, bool):
             _bound(name, field.name, value, known)
 
 
 def _number(owner: str, name: str, value: Any, like: float) -> float:
-    """The value as what the field holds: true or false, a whole number, or a number."""
+    """The value with the type of the field: true or false, a whole number, or a number."""
     kind = type(like)
     if isinstance(value, Integral if kind is int else Real) and isinstance(value, bool) == (kind is bool):
         return kind(value)

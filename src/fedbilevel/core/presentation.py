@@ -1,4 +1,4 @@
-"""How the results of a task are shown, and what the command line runs where the user asks for nothing else."""
+"""How the results of a task are shown, and what the command line runs by default."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from fedbilevel.core.types import Tree
 
 
 class Outcome(Protocol):
-    """What a run ended with, as far as a task looks at it: ``fb.Result`` is one."""
+    """The result of a run, as far as a task uses it: ``fb.Result`` is one."""
 
     @property
     def x(self) -> Tree: ...
@@ -29,7 +29,7 @@ Outcomes = Mapping[str, Outcome]
 class Reference(NamedTuple):
     """A run to compare with: an algorithm from a given x (in the user's structure).
 
-    Its results are called METRIC_label; title is what people read. A grid search has ``others`` to start from as well:
+    Its results are called METRIC_label; ``title`` is for readers. A grid search has ``others`` to start from as well:
     all of them are run and counted as its cost, and the one with the smallest final value of the metric ``by`` wins.
     """
 
@@ -42,7 +42,7 @@ class Reference(NamedTuple):
 
 
 class Details(NamedTuple):
-    """A table in words and numbers: what a user of a task wants to see of the solution itself."""
+    """A table of words and numbers that shows a user the solution itself."""
 
     title: str
     headings: Sequence[str]
@@ -59,7 +59,7 @@ class Presentation:
         references: runs to compare with.
         details: ``details(results) -> Details``, a table of what the solution looks like.
         picture: ``picture(results, figure)`` draws the solution on an empty matplotlib figure, whose size it may set.
-        files: ``files(results, folder)`` writes what else a user of this task wants to keep.
+        files: ``files(results, folder)`` writes further files for users of this task.
     """
 
     headline: Mapping[str, str] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Presentation:
 
 @dataclass(frozen=True)
 class Suggestion:
-    """What the command line runs where the user asks for nothing else.
+    """What the command line runs by default.
 
     >>> Suggestion(hyper={"fedbio": {"lr_upper": 0.3}, "*": {"lr_upper": 0.1}}).for_algorithm("simfbo", ["lr_upper"])
     {'lr_upper': 0.1}
@@ -91,6 +91,6 @@ class Suggestion:
     hyper: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def for_algorithm(self, name: str, fields: Collection[str]) -> dict[str, Any]:
-        """The suggested hyper-parameters of the algorithm of this name, of those that it has."""
+        """The suggested hyper-parameters for an algorithm by name, among the fields that it has."""
         hyper = self.hyper.get(name, self.hyper.get("*", {}))
         return {field: value for field, value in hyper.items() if field in fields}

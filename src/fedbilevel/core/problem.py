@@ -23,17 +23,17 @@ class Problem:
             whole.
         init: ``init(key) -> (x, y)``, where to start. For private x: the block of one client.
         project_x, project_y: the nearest feasible point of a pytree (see ``vectors.box``, ``ball``, ``simplex``);
-            None is no constraint.
-        lower_level: "global" - one y for everybody; "local" - every client has its own y.
-        private_x: every client owns a block of x that concerns nobody else and is never sent. All blocks have the
+            None means no constraint.
+        lower_level: "global": all clients share one y; "local": every client has its own y.
+        private_x: every client owns a block of x that concerns no other client and is never sent. All blocks have the
             shape that ``init`` gives; solutions have a leading axis of clients.
-        weighting: x is one flat array, the weight of every client: the lower objective is sum_m x_m lower_m(y), and
-            ``lower`` (which does not look at its x) is a client's own loss. x lies in the probability simplex.
+        weighting: x is one flat array with the weight of every client: the lower objective is sum_m x_m lower_m(y), and
+            ``lower`` (which ignores its x) is a client's own loss. x lies in the probability simplex.
         needs: hyper-parameters that an algorithm must have, as ``(("restart", True), ...)``, where any others would
-            give wrong results in silence.
-        noise: the losses are random themselves, by dropout for instance, and take a key as a fourth argument. It comes
+            silently give wrong results.
+        noise: the losses themselves are random, by dropout for instance, and take a key as a fourth argument. It comes
             from the name of the batch, so that the same batch at two points has the same noise. Where all rows are
-            used, which is also how losses are evaluated, it is None, and nothing shall be random.
+            used, which is also how losses are evaluated, it is None, and nothing must be random.
     """
 
     upper: Loss
@@ -49,9 +49,9 @@ class Problem:
 
     def __post_init__(self) -> None:
         if self.lower_level not in ("global", "local"):
-            raise FedbilevelError(f"lower_level is 'global' or 'local', not '{self.lower_level}'.")
+            raise FedbilevelError(f"lower_level must be 'global' or 'local', but is '{self.lower_level}'.")
         if self.weighting and (self.private_x or self.lower_level == "local"):
-            raise FedbilevelError("weighting=True has one x for everybody and a global lower level.")
+            raise FedbilevelError("weighting=True needs a shared x and a global lower level.")
         if self.weighting and self.project_x is None:
             object.__setattr__(self, "project_x", simplex)
 

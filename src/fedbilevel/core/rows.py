@@ -1,4 +1,4 @@
-"""The rows of clients: never padded, never copied, and looked up in a table where they share one."""
+"""The rows of clients: never padded, never copied, and looked up in a shared table where there is one."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from fedbilevel.core.types import Key, Tree
 @jax.tree_util.register_pytree_node_class
 @dataclass(frozen=True, eq=False)
 class Lookup:
-    """Rows of a table that is in memory once, however many clients use it: row i is ``table[index[i]]``.
+    """Rows of a table that is in memory only once, however many clients use it: row i is ``table[index[i]]``.
 
     Where a row is one image, ``index`` has one axis; where a row is a group of images, such as the samples of a
     few-shot task, it has more.
@@ -59,13 +59,13 @@ def take(rows: Tree, index: Any) -> Tree:
 
 
 def select(rows: Tree, index: Any) -> Tree:
-    """Some of the rows; what is looked up stays so."""
+    """Some of the rows; lookups stay lookups."""
     some = lambda a: Lookup(a.table, a.index[index]) if isinstance(a, Lookup) else a[index]
     return jax.tree.map(some, rows, is_leaf=lambda part: isinstance(part, Lookup))
 
 
 def own_tables(rows: Tree) -> Tree:
-    """The same rows, looked up in tables that hold nothing else."""
+    """The same rows, looked up in tables that contain only these rows."""
 
     def own(part: Any) -> Any:
         if not isinstance(part, Lookup):

@@ -79,7 +79,7 @@ def power(scale: float, exponent: float, offset: float = 1.0) -> Schedule:
 
 
 def scale_of(value: float | Schedule) -> float:
-    """A number, or the scale of a schedule: what is searched where steps are tuned."""
+    """A number, or the scale of a schedule: the value that tuning searches for."""
     return value.scale if isinstance(value, Schedule) else value
 
 
@@ -97,6 +97,6 @@ def parse(text: str | float) -> Schedule:
         return makers[match[1].replace("-", "_")](*(float(part) for part in match[2].split(",")))
     except (ValueError, KeyError, TypeError):
         raise FedbilevelError(
-            f"'{text}' is no schedule: write a number, constant(value), cube_root(delta, offset) "
+            f"'{text}' is not a schedule: write a number, constant(value), cube_root(delta, offset) "
             "or power(scale, exponent, offset)."
         ) from None

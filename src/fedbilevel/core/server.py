@@ -23,7 +23,7 @@ def mean_type(kind: Any) -> Any:
 class Each:
     """A different message for every client of the cohort, or a reply from each: arrays with a leading axis.
 
-    ``alive`` tells which rows there are, where a client failed to answer (None: all).
+    ``alive`` says which rows are present, where some clients did not reply (None: all).
     """
 
     rows: Any
@@ -50,23 +50,23 @@ class Replies(ABC):
 
     @abstractmethod
     def mean(self) -> Any:
-        """The mean of the uploads, weighted with the clients' weights, over those who replied.
+        """The mean of the uploads over the clients that replied, with the clients' weights.
 
-        A private x-vector is not averaged: it stays with its owner, and is 0 for owners who did not reply. Upload
-        *differences* to what was broadcast, then ``add`` their mean: rounding is relative to the step, not to the
-        point, and who did not reply does not move.
+        A private x-vector is not averaged: it stays with its owner, and is 0 for owners that did not reply. Upload
+        *differences* from what was broadcast, then ``add`` their mean: rounding is then relative to the step, not to
+        the point, and a client that does not reply does not move.
         """
 
     @abstractmethod
     def estimate(self) -> Any:
         """An unbiased estimate of ``sum_m w_m upload_m`` over all n clients: ``n / |C| sum_{m in C} w_m upload_m``.
 
-        The same as ``mean`` if everybody replies or all weights are equal. Private x-vectors stay with their owners.
+        The same as ``mean`` if all clients reply or all weights are equal. Private x-vectors stay with their owners.
         """
 
     @abstractmethod
     def stack(self) -> Any:
-        """All uploads, with a leading axis of all clients of the federation, 0 for those who did not reply.
+        """All uploads, with a leading axis of all clients of the federation, 0 for those that did not reply.
 
         For small uploads only (losses, inner products).
         """
@@ -76,12 +76,12 @@ class Replies(ABC):
         """Which of all clients replied."""
 
     def share(self) -> jax.Array:
-        """The share of all clients that replied, in the precision of JAX (a plain mean of booleans is single)."""
+        """The share of all clients that replied, in JAX's default precision (a plain mean of booleans is single)."""
         return jnp.mean(self.replied(), dtype=mean_type(bool))
 
     @abstractmethod
     def each(self) -> Each:
-        """The uploads kept apart, one row per client of the cohort, to be handed on (see ``Clients.shuffle``)."""
+        """The separate uploads, one row per client of the cohort, to send on (see ``Clients.shuffle``)."""
 
 
 class Clients(ABC):
@@ -91,7 +91,7 @@ class Clients(ABC):
     def run(self, step: Step, *broadcast: Any) -> Replies:
         """One exchange: every client computes ``memory, upload = step(client, memory, key, *broadcast)``.
 
-        Of an argument that is :class:`Each`, a client receives its own row.
+        If an argument is :class:`Each`, every client receives its own row of it.
         """
 
     @property
@@ -114,7 +114,7 @@ class Clients(ABC):
 
     @abstractmethod
     def project_x(self, x: Vector) -> Vector:
-        """The nearest feasible x. Project averages, not only what is averaged: the mean of projections is biased."""
+        """The nearest feasible x. Project the average, not only what is averaged: a mean of projections is biased."""
 
     @abstractmethod
     def project_y(self, y: Vector) -> Vector:
@@ -125,10 +125,10 @@ class Clients(ABC):
         """A fresh key for the server's own random choices."""
 
     def shuffle(self, each: Each) -> Each:
-        """The rows handed to the clients in a random order: every row goes to a client drawn uniformly."""
+        """Deal the rows out to the clients in random order: every row goes to a client drawn uniformly."""
         size = len(jax.tree.leaves(each.rows)[0])
         return each.reordered(jax.random.permutation(self.next_key(), size))
 
     @abstractmethod
     def repeat(self, times: int | jax.Array, body: Callable[["Clients", Carry], Carry], carry: Carry) -> Carry:
-        """Exchanges in a loop, ``carry = body(clients, carry)``; the number may be random (an array)."""
+        """Make exchanges in a loop, ``carry = body(clients, carry)``; ``times`` may be random (an array)."""

@@ -31,17 +31,17 @@ class Task:
         problem: the losses and what is known about x and y.
         clients: for every client ``{"train": arrays, "val": arrays}``, pytrees of arrays with a leading axis of rows.
             The lower loss sees batches of "train", the upper loss batches of "val".
-        weights: w_m: None is 1/M each, "size" is proportional to the number of training rows, or one number per
+        weights: the clients' weights w_m: None for 1/M each, "size" for the number of training rows, or one number per
             client.
-        batch_size: rows per batch, drawn with replacement; None is all rows, exactly; ``{"train": 64, "val": None}``
-            sets them separately.
+        batch_size: rows per batch, drawn with replacement; None uses all rows; ``{"train": 64, "val": None}`` sets them
+            separately.
         server: validation rows that the server holds, instead of "val" at the clients: the upper loss sees these.
         metrics: ``metrics(x, y) -> {name: number}`` on the current solution, in the user's structure.
-        choice: ``choice(x, y) -> number``, a loss on rows that neither level is trained on and that are not test rows:
-            tuning minimises it, or the upper loss if there is none. Where the objective is known, it may be that.
+        choice: ``choice(x, y) -> number``, the loss that tuning minimises, on held-out rows: neither level is trained
+            on them, and they are not test rows. Where the objective is known, it may be that. None: the upper loss.
         name, options: how the task was made, for the records.
         shown: how its results are shown.
-        suggested: what the command line runs where the user asks for nothing else.
+        suggested: what the command line runs by default.
     """
 
     problem: Problem
@@ -67,7 +67,7 @@ class Task:
             raise FedbilevelError(f"batch_size needs the entries train and val, but has {sorted(self.batch_size)}.")
         if any(size is not None and (not isinstance(size, Integral) or size < 1) for size in self.layout.batch_sizes):
             raise FedbilevelError(
-                f"batch_size must be a whole number, at least 1 (or None for all rows), but is {self.batch_size}."
+                f"batch_size must be a whole number of at least 1, or None for all rows, but is {self.batch_size}."
             )
         _ = self.normalised_weights  # refuses bad ones
         if self.problem.weighting and np.ptp(self.normalised_weights) > 0:
@@ -86,7 +86,7 @@ class Task:
             weights = np.ones(len(self.clients))
         elif isinstance(self.weights, str):
             if self.weights != "size":
-                raise FedbilevelError(f"weights are None, 'size' or numbers, not '{self.weights}'.")
+                raise FedbilevelError(f"weights must be None, 'size' or numbers, but is '{self.weights}'.")
             weights = np.array([part.size for part in self._held("train")], float)
         else:
             weights = np.asarray(self.weights, float)
@@ -96,7 +96,7 @@ class Task:
             or not weights.any()
         ):
             raise FedbilevelError(
-                f"weights must be {len(self.clients)} numbers that are not negative and not all zero, one per client."
+                f"weights must be {len(self.clients)} numbers, one per client, none negative and not all zero."
             )
         return weights / weights.sum()
 
@@ -131,7 +131,7 @@ class Task:
         return digest((shared, leaves[number]) for number in sorted(set(first.values())))
 
     def only(self, client: int, knows_server: bool = True) -> "Task":
-        """The task of one client alone: what a party of a federation knows. The server's rows may be kept from it."""
+        """The task of one client alone, as a party of a federation knows it, with or without the server's rows."""
         server = self.server if knows_server else jax.tree.map(np.zeros_like, take(self.server, slice(1)))
         own = {split: own_tables(rows) for split, rows in self.clients[client].items()}
         shown = dataclasses.replace(self.shown, references=())

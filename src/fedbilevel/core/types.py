@@ -1,4 +1,4 @@
-"""Names of types that the whole vocabulary uses."""
+"""Names of types that all of core uses."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar

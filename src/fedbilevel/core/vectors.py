@@ -5,8 +5,8 @@ pytree that adds and scales like a vector. It is *not* copied into one flat arra
 concatenations between a flat array and the layers of a network cost 23 % of a FedBiO round (MLP 784-200-10), see
 docs/design.md. ``v.flat()`` gives the flat array where one is needed.
 
-A vector knows its *space* ("x" or "y"). Adding vectors of different spaces is refused, and engines can tell what
-belongs to a private upper variable without being told.
+A vector knows its *space* ("x" or "y"). So adding vectors of different spaces is an error, and engines recognise what
+belongs to a private upper variable.
 """
 
 import math
@@ -111,7 +111,7 @@ def is_vector(value: object) -> bool:
 def dot(a: Vector, b: Vector) -> jax.Array:
     """Inner product."""
     if a.owned or b.owned:
-        raise TypeError("the server does not see private blocks: no inner products of them")
+        raise TypeError("the server does not see private blocks, so it cannot compute inner products of them")
     products = a.map(jnp.vdot, b)
     return jnp.asarray(sum(jax.tree.leaves(products.tree)))
 
@@ -122,7 +122,7 @@ def norm(v: Vector) -> jax.Array:
 
 
 def _combine(operation: Callable[[Any, Any], Any], a: T, b: T) -> T:
-    """Combine two states (nested NamedTuples) vector by vector. What is no vector follows the same operation."""
+    """Combine two states (nested NamedTuples) vector by vector; other leaves are combined by the same operation."""
     leaf = lambda value: not isinstance(value, tuple | list | dict)
     return jax.tree.map(operation, a, b, is_leaf=leaf)
 
@@ -154,7 +154,7 @@ def project_ball(v: Vector, radius: Scalar) -> Vector:
 
 @dataclass(frozen=True)
 class Box:
-    """The projection onto low <= entry <= high; it tells its bounds to those who want more than the nearest point."""
+    """The projection onto low <= entry <= high, whose bounds can be read."""
 
     low: float
     high: float

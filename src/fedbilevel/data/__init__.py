@@ -1,14 +1,14 @@
-"""Real data: load a set, divide it among clients, spoil it on purpose, and see who has what.
+"""Real data: load a data set, divide it among clients, add label errors, and see which client has what.
 
     data = fb.data.load("mnist")
     parts = fb.data.shards(data.train.labels, clients=100, seed=0)
     print(fb.data.describe(parts, data.train.labels))
 
-A partition is a list of index arrays; nothing is copied for a client. `fedbilevel.data.sources` says where files come
-from.
+A partition is a list of index arrays; nothing is copied for a client. `fedbilevel.data.sources` explains where files
+come from.
 
-Here live the data sets, their file formats, partitions and label noise. tasks and everything below them import it; it
-imports only `errors` and `cache`.
+This folder has the data sets, their file formats, partitions and label noise. It imports only `errors` and `cache`;
+tasks and everything below them import it.
 """
 
 from fedbilevel.data.few_shot import mini_imagenet, omniglot, rotated

@@ -1,4 +1,4 @@
-"""Pictures with many classes of few samples, for few-shot learning: Omniglot and mini-ImageNet."""
+"""Images with many classes of few samples, for few-shot learning: Omniglot and mini-ImageNet."""
 
 import csv
 from dataclasses import replace
@@ -37,7 +37,7 @@ OMNIGLOT_FILES = tuple(
         ),
     )
 )
-"""The two archives of Omniglot, which may have been packed again: then their contents are verified."""
+"""The two archives of Omniglot. If they were repacked, their contents are verified."""
 
 
 def omniglot(size: int = 28) -> DataSet:
@@ -45,15 +45,15 @@ def omniglot(size: int = 28) -> DataSet:
 
     `train` is the background set (30 alphabets, 964 characters), `test` the evaluation set (20 and 659). A label is a
     character and is unique over both; the group "alphabet" numbers the alphabets likewise. Ink is 0 and paper 255, as
-    stored; few-shot papers use `1 - inputs / 255`. Few-shot papers also mix both sets and draw their own split of
-    the characters: concatenate them then.
+    stored; few-shot papers use `1 - inputs / 255`. They also mix both sets and draw their own split of the characters:
+    to do so, concatenate the two.
 
     Args:
         size: height and width. Few-shot papers shrink the 105 x 105 pixels to 28 x 28; 105 keeps them as they are
             (all drawings then take 358 MB, not 25 MB).
     """
     if not 1 <= size <= 105:
-        raise FedbilevelError(f"omniglot: size is from 1 to 105 pixels, not {size}.")
+        raise FedbilevelError(f"omniglot: size must be from 1 to 105 pixels, not {size}.")
     alphabets: dict[str, int] = {}
     characters: dict[str, int] = {}
 
@@ -105,25 +105,25 @@ def rotated(data: DataSet) -> DataSet:
 
 
 def mini_imagenet(size: int = 84, folder: str | Path | None = None) -> DataSet:
-    """mini-ImageNet with the split of Ravi and Larochelle (2017): 64, 16 and 20 classes of 600 colour pictures.
+    """mini-ImageNet with the split of Ravi and Larochelle (2017): 64, 16 and 20 classes of 600 colour images.
 
-    The pictures belong to ImageNet and cannot be downloaded freely. Put `train.csv`, `val.csv` and `test.csv`
-    (`filename,label`) into the folder `mini-imagenet` of your data folder, and the pictures next to them: in a folder
-    for each class (`n01532829/n0153282900000005.jpg`), directly or below `images`, or all in `images`. No pickles.
-    A label is unique over the three parts. At 84 x 84 all pictures take 1.3 GB.
+    The images belong to ImageNet and cannot be downloaded freely. Put `train.csv`, `val.csv` and `test.csv`
+    (`filename,label`) into the folder `mini-imagenet` of your data folder, and the images next to them: in a folder
+    for each class (`n01532829/n0153282900000005.jpg`), directly or below `images`, or all in `images`. Pickles are not
+    read. A label is unique over the three parts. At 84 x 84 all images take 1.3 GB.
 
     Args:
         size: height and width after shrinking.
         folder: where the csv files are, if not in `mini-imagenet` of the data folders.
     """
     if size < 1:
-        raise FedbilevelError(f"mini-imagenet: size is at least 1 pixel, not {size}.")
+        raise FedbilevelError(f"mini-imagenet: size must be at least 1 pixel, not {size}.")
     places = [Path(folder)] if folder else [place / "mini-imagenet" for place in folders()]
     root = next((place for place in places if (place / "train.csv").is_file()), None)
     if root is None:
         raise FedbilevelError(
             f"mini-imagenet has no public address: put train.csv, val.csv and test.csv of Ravi and Larochelle and a "
-            f"folder of pictures for each class into {places[-1]} (the pictures have no known checksum)."
+            f"folder of images for each class into {places[-1]} (the images have no known checksum)."
         )
     classes: dict[str, int] = {}
     train, validation, test = (_read_split(root, f"{part}.csv", size, classes) for part in ("train", "val", "test"))
@@ -131,12 +131,10 @@ def mini_imagenet(size: int = 84, folder: str | Path | None = None) -> DataSet:
 
 
 def _read_split(root: Path, name: str, size: int, classes: dict[str, int]) -> Samples:
-    """The pictures that a csv file lists; `classes` gets the new classes and holds those of the other parts."""
+    """The images that a csv file lists. Adds its classes to `classes`, which has those of the other parts."""
     path = root / name
     if not path.is_file():
-        raise FedbilevelError(
-            f"mini-imagenet: {path} is missing; put all three of train.csv, val.csv and test.csv there."
-        )
+        raise FedbilevelError(f"mini-imagenet: {path} is missing: put train.csv, val.csv and test.csv there.")
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file, skipinitialspace=True))
     if not rows or not {"filename", "label"} <= rows[0].keys():
@@ -147,13 +145,13 @@ def _read_split(root: Path, name: str, size: int, classes: dict[str, int]) -> Sa
         picture, label = row["filename"] or "", row["label"] or ""
         # Names come from a file: they must not lead out of the folder.
         if any(not word or word.startswith(".") or set(word) & set("/\\:") for word in (picture, label)):
-            raise FedbilevelError(f"mini-imagenet: row {i + 1} of {path} is not a plain file name and a label.")
+            raise FedbilevelError(f"mini-imagenet: row {i + 1} of {path} must have a plain file name and a label.")
         if label in before:
-            raise FedbilevelError(f"mini-imagenet: {path} has the class {label}, which another part has already.")
+            raise FedbilevelError(f"mini-imagenet: {path} has the class {label}, which is also in another part.")
         tries = root / label / picture, root / "images" / label / picture, root / "images" / picture
         found = next((place for place in tries if place.is_file()), None)
         if found is None:
-            raise FedbilevelError(f"mini-imagenet: {tries[0]} is missing, which {path} lists in row {i + 1}.")
+            raise FedbilevelError(f"mini-imagenet: {tries[0]} is missing, but row {i + 1} of {path} lists it.")
         images[i] = formats.read_picture(found, size)
         labels.append(classes.setdefault(label, len(classes)))
     return read_only(images, labels)

@@ -1,6 +1,6 @@
-"""The file formats of the data sets, read without running anything that a file contains: no pickles, nothing unpacked.
+"""The file formats of the data sets, read without executing anything: no pickles, nothing unpacked.
 
-Every reader names the file that it cannot read.
+Errors name the file that cannot be read.
 """
 
 import csv
@@ -24,11 +24,11 @@ BROKEN = (OSError, EOFError, ValueError, RuntimeError, zlib.error, zipfile.BadZi
 
 
 def _refuse(path: Path, why: object) -> FedbilevelError:
-    return FedbilevelError(f"{path} cannot be read ({why}): replace it by the original.")
+    return FedbilevelError(f"{path} cannot be read ({why}): replace it with the original.")
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """An array of bytes in the idx format of MNIST, compressed with gzip."""
+    """Read an array of bytes in the idx format of MNIST, compressed with gzip."""
     try:
         with gzip.open(path, "rb") as file:
             raw = file.read()
@@ -40,7 +40,7 @@ def read_idx(path: Path) -> np.ndarray:
         raise _refuse(path, "it is not an idx file of bytes")
     shape = np.frombuffer(raw, ">u4", dimensions, 4).astype(int)
     if len(raw) - start != shape.prod():
-        raise _refuse(path, f"it holds {len(raw) - start} bytes, not {shape.prod()}")
+        raise _refuse(path, f"it has {len(raw) - start} bytes of data, not {shape.prod()}")
     return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
 
 
@@ -50,19 +50,19 @@ CIFAR_RECORD = 1 + 3 * 32 * 32
 def decode_cifar(raw: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Images (n, 32, 32, 3) and labels of one batch in the binary format of CIFAR-10.
 
-    The file stores the colours of an image one after the other; they become the last axis, as convolutions want it.
+    The file stores the colours of an image one after the other; they become the last axis, as convolutions need it.
     """
     if not raw or len(raw) % CIFAR_RECORD:
-        raise _refuse(path, f"{len(raw)} bytes are no whole number of records of {CIFAR_RECORD} bytes")
+        raise _refuse(path, f"{len(raw)} bytes are not a whole number of records of {CIFAR_RECORD} bytes")
     records = np.frombuffer(raw, np.uint8).reshape(-1, CIFAR_RECORD)
     if records[:, 0].max() > 9:
-        raise _refuse(path, f"it has a label {records[:, 0].max()}, and the largest is 9")
+        raise _refuse(path, f"it has a label {records[:, 0].max()}, but the largest allowed is 9")
     images = np.ascontiguousarray(records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
     return images, records[:, 0].astype(np.int32)
 
 
 def read_tar(path: Path, names: Sequence[str]) -> dict[str, bytes]:
-    """The members of a compressed tar file with these names, in memory; nothing is unpacked."""
+    """Read the members of a compressed tar file with these names into memory; nothing is unpacked."""
     found: dict[str, bytes] = {}
     try:
         with tarfile.open(path, "r:gz") as archive:
@@ -87,7 +87,7 @@ class Drawing(NamedTuple):
 
 
 class OmniglotContents(NamedTuple):
-    """What an Omniglot archive holds, however it was packed. The digest is over sorted names and PNG bytes."""
+    """What an Omniglot archive contains, however it was packed. The digest is over sorted names and PNG bytes."""
 
     alphabets: int
     characters: int
@@ -106,12 +106,12 @@ LARGEST_DRAWING = 1 << 16  # bytes of one PNG; the largest of Omniglot has 522
 
 
 def omniglot_drawings(path: Path) -> Iterator[Drawing]:
-    """The drawings of an Omniglot archive, sorted by name. Other entries are passed over, strange paths refused."""
+    """The drawings of an Omniglot archive, sorted by name. Other entries are skipped, unsafe paths refused."""
     try:
         with zipfile.ZipFile(path) as archive:
             for entry in sorted(archive.infolist(), key=lambda entry: entry.filename):
                 if entry.filename.startswith("/") or "\\" in entry.filename or ".." in entry.filename.split("/"):
-                    raise _refuse(path, f"its entry {entry.filename!r} points out of the archive")
+                    raise _refuse(path, f"its entry {entry.filename!r} points outside the archive")
                 if match := _DRAWING.fullmatch(entry.filename):
                     if entry.file_size > LARGEST_DRAWING:
                         raise _refuse(path, f"its entry {entry.filename} is too large for a drawing")
@@ -131,7 +131,7 @@ def omniglot_contents(path: Path) -> OmniglotContents:
 
 
 def decode_drawing(drawing: Drawing, path: Path, size: int) -> np.ndarray:
-    """The pixels of a drawing: 0 is ink, 255 is paper. Another size than 105 is made with Lanczos's filter."""
+    """The pixels of a drawing: 0 is ink, 255 is paper. Sizes other than 105 are made with Lanczos's filter."""
     from PIL import Image  # here because few runs read pictures
 
     try:
@@ -145,7 +145,7 @@ def decode_drawing(drawing: Drawing, path: Path, size: int) -> np.ndarray:
 
 
 def read_picture(path: Path, size: int) -> np.ndarray:
-    """A colour picture of any common format, as (size, size, 3) bytes."""
+    """Read a colour image of any common format, as (size, size, 3) bytes."""
     from PIL import Image
 
     try:
@@ -156,7 +156,7 @@ def read_picture(path: Path, size: int) -> np.ndarray:
 
 
 def read_rows(path: Path, columns: int) -> list[list[str]]:
-    """The rows of a UCI table: comma separated; empty lines and lines that start with | are no rows."""
+    """Read the rows of a UCI table: comma separated; empty lines and lines that start with | are skipped."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows = [row for row in csv.reader(file, skipinitialspace=True) if row and not row[0].startswith("|")]

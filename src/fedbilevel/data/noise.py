@@ -1,4 +1,4 @@
-"""What makes data harder on purpose: wrong labels and long tails."""
+"""Make data harder on purpose: wrong labels and long tails."""
 
 from typing import Literal
 
@@ -20,7 +20,7 @@ def corrupt(
 
     Args:
         labels: the right labels, 0 to classes - 1.
-        share: of the labels that are drawn again; exactly `round(share * len(labels))` of them.
+        share: share of the labels to draw again; exactly `round(share * len(labels))` of them.
         classes: number of classes.
         seed: a number, or a generator to draw from.
         reading: "wrong" draws out of the other classes, so that every label drawn again is wrong; "uniform" draws out
@@ -32,13 +32,13 @@ def corrupt(
     """
     labels = np.asarray(labels)
     if not 0 <= share <= 1:
-        raise FedbilevelError(f"the share of corrupted labels is from 0 to 1, not {share}.")
+        raise FedbilevelError(f"the share of corrupted labels must be from 0 to 1, not {share}.")
     if reading not in ("wrong", "uniform"):
-        raise FedbilevelError(f"a corruption is read as 'wrong' or as 'uniform', not as '{reading}'.")
+        raise FedbilevelError(f"reading must be 'wrong' or 'uniform', not '{reading}'.")
     if classes < (2 if reading == "wrong" else 1):
-        raise FedbilevelError(f"{classes} classes are too few to corrupt labels: there is no other class.")
+        raise FedbilevelError(f"corrupting labels needs at least 2 classes, not {classes}.")
     if len(labels) and not (labels.min() >= 0 and labels.max() < classes):
-        raise FedbilevelError(f"labels to corrupt are from 0 to {classes - 1}; these go to {labels.max()}.")
+        raise FedbilevelError(f"labels must be from 0 to {classes - 1}, but these go up to {labels.max()}.")
     rng = np.random.default_rng(seed)
     chosen = np.zeros(len(labels), bool)
     chosen[rng.choice(len(labels), round(share * len(labels)), replace=False)] = True
@@ -51,16 +51,16 @@ def corrupt(
 
 
 def long_tail(labels: np.ndarray, ratio: float, seed: Seed, classes: int | None = None) -> np.ndarray:
-    """Which samples to keep so that classes get rarer: class i of C keeps the share ratio^(i / (C - 1)) of its samples.
+    """Choose samples so that classes get rarer: class i of C keeps the share ratio^(i / (C - 1)) of its samples.
 
     Class 0 keeps all, the last class keeps `ratio`: for ten classes n * ratio^(i / 9). Numbers are rounded, and at
     least one sample stays. Returns sorted indices, drawn at random within a class.
 
     Args:
         labels: of all samples.
-        ratio: what the last class keeps; above 0, at most 1.
+        ratio: share of samples that the last class keeps; above 0, at most 1.
         seed: a number, or a generator to draw from.
-        classes: number of classes; otherwise the largest label plus 1.
+        classes: number of classes. Default: the largest label plus 1.
 
     >>> kept = long_tail(np.repeat([0, 1, 2], 100), 0.01, seed=0)
     >>> np.bincount(np.repeat([0, 1, 2], 100)[kept]).tolist()
@@ -68,7 +68,7 @@ def long_tail(labels: np.ndarray, ratio: float, seed: Seed, classes: int | None 
     """
     labels = np.asarray(labels)
     if not 0 < ratio <= 1:
-        raise FedbilevelError(f"the ratio of a long tail is above 0 and at most 1, not {ratio}.")
+        raise FedbilevelError(f"the ratio of a long tail must be above 0 and at most 1, not {ratio}.")
     number = classes if classes is not None else int(labels.max(initial=-1)) + 1
     rng = np.random.default_rng(seed)
     kept = [np.empty(0, np.intp)]

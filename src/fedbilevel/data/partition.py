@@ -1,8 +1,8 @@
-"""Who has what: samples over clients.
+"""Partitions: which client has which samples.
 
-Every function returns a list with one array of indices for each client, sorted; every sample goes to exactly one
-client. Indices are all that a partition costs: the images stay one array, whatever the number of clients. A `seed` is
-a number or a numpy Generator to draw from.
+Every function returns a list with one sorted array of indices for each client; every sample goes to exactly one client.
+A partition costs only its indices: the images stay one array, whatever the number of clients. A `seed` is a number or a
+numpy Generator to draw from.
 """
 
 from collections.abc import Sequence
@@ -24,12 +24,12 @@ def _check(samples: int, clients: int, pieces: int = 1) -> None:
         raise FedbilevelError(
             f"{samples} samples are too few for {clients} clients"
             + (f" with {pieces} shards each" if pieces > 1 else "")
-            + ": take fewer clients or more samples."
+            + ": use fewer clients or more samples."
         )
 
 
 def iid(labels: np.ndarray, clients: int, seed: Seed) -> Parts:
-    """Shuffled and dealt out: parts of equal size (up to one sample) with all classes alike.
+    """Shuffle the samples and deal them out: parts of equal size (up to one sample) with similar classes.
 
     >>> [part.tolist() for part in iid(np.zeros(5), 2, seed=0)]
     [[2, 3, 4], [0, 1]]
@@ -40,13 +40,13 @@ def iid(labels: np.ndarray, clients: int, seed: Seed) -> Parts:
 
 
 def shards(labels: np.ndarray, clients: int, seed: Seed, per_client: int = 2) -> Parts:
-    """Sorted by label, cut into clients * per_client shards of equal size (up to one sample), dealt out at random.
+    """Sort by label, cut into clients * per_client shards of equal size (up to one sample), deal them out at random.
 
-    A client with two shards has two classes, or a few more where a shard lies across a border (McMahan and others
-    2017). FedNest's partition of MNIST is 100 clients with two of 200 shards of 300 images.
+    A client with two shards has two classes, or a few more where a shard contains a boundary (McMahan and others 2017).
+    FedNest's partition of MNIST gives 100 clients two of 200 shards of 300 images.
     """
     if per_client < 1:
-        raise FedbilevelError(f"a client gets at least one shard, not {per_client}.")
+        raise FedbilevelError(f"per_client must be at least 1, not {per_client}.")
     _check(len(labels), clients, per_client)
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(labels))
@@ -59,24 +59,24 @@ def shards(labels: np.ndarray, clients: int, seed: Seed, per_client: int = 2) ->
 def dirichlet(
     labels: np.ndarray, clients: int, seed: Seed, alpha: float, smallest: int = 1, draws: int = 1000
 ) -> Parts:
-    """For every class, the shares of the clients are drawn from Dirichlet(alpha, ..., alpha).
+    """Draw the clients' shares of every class from Dirichlet(alpha, ..., alpha).
 
-    A small alpha gives clients with few classes and of very different sizes, a large one nearly equal clients. If a
+    A small alpha gives clients with few classes and very different sizes, a large alpha nearly equal clients. If a
     client gets fewer than `smallest` samples, the shares of all classes are drawn again, as usual (Yurochkin and
-    others 2019); so the distribution is the one given that all clients are large enough.
+    others 2019); so the distribution is conditional on all clients being large enough.
 
     Args:
         labels: of all samples.
         clients: number of clients.
         seed: a number, or a generator to draw from.
         alpha: above 0.
-        smallest: number of samples that every client must have.
-        draws: after so many draws without success it is an error.
+        smallest: the fewest samples that a client may have.
+        draws: the number of draws after which to give up with an error.
     """
     if not alpha > 0 or not np.isfinite(alpha):
-        raise FedbilevelError(f"alpha of a Dirichlet partition is a number above 0, not {alpha}.")
+        raise FedbilevelError(f"alpha of a Dirichlet partition must be above 0, not {alpha}.")
     if smallest < 1 or draws < 1:
-        raise FedbilevelError("a Dirichlet partition needs smallest and draws of at least 1.")
+        raise FedbilevelError("smallest and draws of a Dirichlet partition must be at least 1.")
     _check(len(labels), clients)
     rng = np.random.default_rng(seed)
     members = [rng.permutation(np.flatnonzero(labels == k)) for k in np.unique(labels)]
@@ -90,19 +90,19 @@ def dirichlet(
             pieces = [np.split(indices, cut) for indices, cut in zip(members, borders, strict=True)]
             return [np.sort(np.concatenate(part)) for part in zip(*pieces, strict=True)]
     raise FedbilevelError(
-        f"no one of {draws} Dirichlet draws with alpha {alpha:g} gave each of {clients} clients {smallest} samples: "
-        "take a larger alpha, fewer clients or a smaller least size."
+        f"none of {draws} Dirichlet draws with alpha {alpha:g} gave each of {clients} clients {smallest} samples: "
+        "use a larger alpha, fewer clients or a smaller number."
     )
 
 
 def by_class(labels: np.ndarray, clients: int, seed: Seed) -> Parts:
-    """One class for each client: client m has class m mod C; clients of the same class share its samples equally."""
+    """Give each client one class: client m has class m mod C; clients of the same class share its samples equally."""
     kinds = np.unique(labels)
     _check(len(labels), clients)
     if clients < len(kinds):
         raise FedbilevelError(
-            f"one class per client needs at least as many clients as classes, {len(kinds)}, not {clients}: "
-            "take more clients or leave classes out."
+            f"one class per client needs at least {len(kinds)} clients, one for each class, not {clients}: "
+            "use more clients or leave classes out."
         )
     rng = np.random.default_rng(seed)
     parts: Parts = [np.empty(0, np.intp)] * clients
@@ -111,7 +111,7 @@ def by_class(labels: np.ndarray, clients: int, seed: Seed) -> Parts:
         members = rng.permutation(np.flatnonzero(labels == kind))
         if len(members) < len(owners):
             raise FedbilevelError(
-                f"class {kind} has {len(members)} samples, too few for its {len(owners)} clients: take fewer clients."
+                f"class {kind} has {len(members)} samples, too few for its {len(owners)} clients: use fewer clients."
             )
         for owner, part in zip(owners, np.array_split(members, len(owners)), strict=True):
             parts[owner] = np.sort(part)
@@ -119,7 +119,7 @@ def by_class(labels: np.ndarray, clients: int, seed: Seed) -> Parts:
 
 
 def natural(groups: np.ndarray, clients: int | None = None, seed: Seed = 0) -> Parts:
-    """One client for each group (a hospital, an alphabet), in the order of the groups' numbers.
+    """Make each group (a hospital, an alphabet) a client, in the order of the groups' numbers.
 
     With fewer clients than groups, whole groups are dealt out in random order, one after the other, as for the 50
     alphabets of Omniglot over 11 clients.
@@ -134,7 +134,7 @@ def natural(groups: np.ndarray, clients: int | None = None, seed: Seed = 0) -> P
         _check(len(groups), len(kinds))
         return members
     if not 1 <= clients < len(kinds):
-        raise FedbilevelError(f"{len(kinds)} groups go to 1 to {len(kinds)} clients, not to {clients}.")
+        raise FedbilevelError(f"{len(kinds)} groups need from 1 to {len(kinds)} clients, not {clients}.")
     order = np.random.default_rng(seed).permutation(len(kinds))
     return [np.sort(np.concatenate([members[i] for i in order[m::clients]])) for m in range(clients)]
 
@@ -149,7 +149,7 @@ def split(parts: Sequence[np.ndarray], fractions: Sequence[float], seed: Seed) -
     (7, 3)
     """
     if not fractions or min(fractions) <= 0 or abs(sum(fractions) - 1) > 1e-9:
-        raise FedbilevelError(f"the fractions of a split are above 0 and add up to 1; {tuple(fractions)} do not.")
+        raise FedbilevelError(f"the fractions of a split must be above 0 and add up to 1, but are {tuple(fractions)}.")
     rng = np.random.default_rng(seed)
     pieces: list[Parts] = [[] for _ in fractions]
     for m, part in enumerate(parts):
@@ -162,7 +162,7 @@ def split(parts: Sequence[np.ndarray], fractions: Sequence[float], seed: Seed) -
 
 
 def counts(parts: Sequence[np.ndarray], labels: np.ndarray, classes: int | None = None) -> np.ndarray:
-    """How many samples of each class each client has: (clients, classes).
+    """Count the samples of each class that each client has: (clients, classes).
 
     >>> counts([np.array([0, 1]), np.array([2])], np.array([1, 1, 0])).tolist()
     [[0, 2], [1, 0]]
@@ -170,7 +170,7 @@ def counts(parts: Sequence[np.ndarray], labels: np.ndarray, classes: int | None 
     labels = np.asarray(labels)
     number = int(labels.max(initial=-1)) + 1 if classes is None else classes
     if len(labels) and labels.max() >= number:
-        raise FedbilevelError(f"labels go to {labels.max()}, which {number} classes do not have.")
+        raise FedbilevelError(f"labels go up to {labels.max()}, but there are only {number} classes.")
     return np.stack([np.bincount(labels[part], minlength=number) for part in parts])
 
 
@@ -180,15 +180,15 @@ MANY = 12
 def describe(
     parts: Sequence[np.ndarray], labels: np.ndarray, classes: Sequence[str] | None = None, rows: int = 20
 ) -> Table:
-    """Who has what, in a table: the size of every client and its classes.
+    """Show a partition as a table: every client's size and classes.
 
-    Up to 12 classes have a column each; of more, the number of classes and the three most frequent are named.
+    Up to 12 classes have a column each; with more, a client's number of classes and its three most frequent are shown.
 
     Args:
         parts: the partition.
         labels: of all samples.
-        classes: their names; otherwise numbers.
-        rows: number of clients to show; the rest is summed up in the last line.
+        classes: their names. Default: numbers.
+        rows: number of clients to show; the last line sums up the rest.
     """
     table = counts(parts, labels, len(classes) if classes else None)
     names = list(classes) if classes else list(map(str, range(table.shape[1])))
@@ -222,7 +222,7 @@ def describe(
 def heat_map(
     parts: Sequence[np.ndarray], labels: np.ndarray, path: str | Path, classes: Sequence[str] | None = None
 ) -> Path:
-    """Who has what, in a picture: clients down, classes across, the darker the more samples. Returns the path."""
+    """Draw a partition: clients down, classes across, darker where there are more samples. Returns the path."""
     # Here because it takes a while to import, and most runs draw nothing.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

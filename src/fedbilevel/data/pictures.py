@@ -1,4 +1,4 @@
-"""Pictures with ten classes: MNIST, Fashion-MNIST, CIFAR-10 and the small digits of scikit-learn."""
+"""Images with ten classes: MNIST, Fashion-MNIST, CIFAR-10 and the small digits of scikit-learn."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -102,12 +102,12 @@ def _read_idx_set(name: str, files: tuple[Source, ...], classes: tuple[str, ...]
 
 
 def mnist() -> DataSet:
-    """MNIST: 60,000 + 10,000 handwritten digits of 28 x 28 pixels, ink bright (LeCun, Cortes, Burges)."""
+    """MNIST: 60,000 + 10,000 handwritten digits of 28 x 28 pixels, bright ink (LeCun, Cortes, Burges)."""
     return _read_idx_set("mnist", MNIST_FILES, _DIGITS)
 
 
 def fashion_mnist() -> DataSet:
-    """Fashion-MNIST: 60,000 + 10,000 pictures of clothes of 28 x 28 pixels (Xiao, Rasul, Vollgraf 2017; MIT)."""
+    """Fashion-MNIST: 60,000 + 10,000 images of clothes of 28 x 28 pixels (Xiao, Rasul, Vollgraf 2017; MIT)."""
     return _read_idx_set("fashion-mnist", FASHION_MNIST_FILES, _CLOTHES)
 
 
@@ -126,7 +126,7 @@ CIFAR_BATCHES = tuple(
         "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
     }.items()
 )
-"""The batches of CIFAR-10, the last one for the test. They are published only together, in `CIFAR_ARCHIVE`."""
+"""The batches of CIFAR-10, the last one for testing. They are published only together, in `CIFAR_ARCHIVE`."""
 
 CIFAR_ARCHIVE = Source(
     _CIFAR,
@@ -136,15 +136,15 @@ CIFAR_ARCHIVE = Source(
     "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
     "c32a1d4ab5d03f1284b67883e8d87530",
 )
-"""All of CIFAR-10, which is read as it is, not unpacked."""
+"""All of CIFAR-10, read without unpacking."""
 
 
 def cifar_10(part: bool = False) -> DataSet:
-    """CIFAR-10: 50,000 + 10,000 colour pictures of 32 x 32 pixels (Krizhevsky 2009), colours last.
+    """CIFAR-10: 50,000 + 10,000 colour images of 32 x 32 pixels (Krizhevsky 2009), colours last.
 
     Args:
-        part: be content with those of the five training batches (10,000 pictures each) that are in the folders, and
-            download nothing.
+        part: use only those of the five training batches (10,000 images each) that are in the folders, and download
+            nothing.
     """
     names = [batch.name for batch in CIFAR_BATCHES]
     paths = {batch.name: path for batch in CIFAR_BATCHES if (path := present(batch))}
@@ -155,15 +155,15 @@ def cifar_10(part: bool = False) -> DataSet:
         try:
             archive = present(CIFAR_ARCHIVE) if part else find(CIFAR_ARCHIVE)
         except FedbilevelError as error:
-            hint = f" Or pass part=True to use the {len(paths) - 1} of 5 training batches that are there."
+            hint = f" Or pass part=True to use only the {len(paths) - 1} of 5 training batches that you have."
             raise FedbilevelError(
-                f"cifar-10: {', '.join(missing)} are not there, and {error}"
+                f"cifar-10: {', '.join(missing)} are missing, and {error}"
                 + (hint if names[-1] in paths and len(paths) > 1 else "")
             ) from None
         if archive is None:
             raise FedbilevelError(
-                f"cifar-10: a part is test_batch.bin and at least one of data_batch_1.bin to data_batch_5.bin; put "
-                f"them into {cache_folder() / _CIFAR}, or leave out part=True to download all."
+                f"cifar-10: part=True needs test_batch.bin and at least one of data_batch_1.bin to data_batch_5.bin: "
+                f"put them into {cache_folder() / _CIFAR}, or leave out part=True to download all."
             )
         paths = dict.fromkeys(names, archive)
         raw = formats.read_tar(archive, names)
@@ -177,7 +177,7 @@ def cifar_10(part: bool = False) -> DataSet:
 
 
 def digits() -> DataSet:
-    """The 1797 handwritten digits of 8 x 8 pixels that come with scikit-learn; white is 16. There is no split."""
+    """Digits: 1797 handwritten digits of 8 x 8 pixels, from scikit-learn; white is 16. There is no split."""
     from sklearn.datasets import load_digits  # here because it takes a while to import
 
     raw: Any = load_digits()

@@ -1,4 +1,4 @@
-"""What a data set is once it is in memory."""
+"""Data sets in memory."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ class Samples(NamedTuple):
     Args:
         inputs: images as uint8, (n, height, width) or (n, height, width, 3); tables as float32, (n, features).
         labels: int32, (n,).
-        groups: by name, what else is known of every sample, as int32 numbers of `DataSet.groups[name]`.
+        groups: by name, further facts about every sample, as int32 numbers of `DataSet.groups[name]`.
     """
 
     inputs: np.ndarray
@@ -25,7 +25,7 @@ class Samples(NamedTuple):
 class DataSet:
     """A data set in memory.
 
-    The arrays are read-only and there is one of each: a client is an array of indices into them (see
+    The arrays are read-only and never copied: a client is an array of indices into them (see
     `fedbilevel.data.partition`). The 60,000 training images of MNIST stay one array of 47 MB for any number of clients.
 
     Args:
@@ -55,7 +55,7 @@ class DataSet:
 
 
 def _aligned(array: np.ndarray) -> np.ndarray:
-    """The array where a device on the CPU can use it as it is: at a multiple of 64 bytes."""
+    """The array at an address that is a multiple of 64 bytes, where JAX can use it on the CPU without a copy."""
     if array.flags.c_contiguous and array.ctypes.data % 64 == 0:
         return array
     room = np.empty(array.nbytes + 64, np.uint8)
@@ -66,7 +66,7 @@ def _aligned(array: np.ndarray) -> np.ndarray:
 
 
 def read_only(inputs: np.ndarray, labels: Any, groups: Mapping[str, Any] | None = None) -> Samples:
-    """Samples of the promised types, which cannot be changed by accident."""
+    """Samples with the right types, in arrays that cannot be changed by accident."""
     inputs = _aligned(inputs if inputs.dtype == np.uint8 else np.asarray(inputs, np.float32))
     columns = {name: np.array(column, np.int32) for name, column in (groups or {}).items()}
     labels = np.array(labels, np.int32)

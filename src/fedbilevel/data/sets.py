@@ -27,7 +27,7 @@ SETS: Names[Callable[..., DataSet]] = Names(
 
 
 def load(name: str, **options: Any) -> DataSet:
-    """A data set by name; options are the arguments of its function.
+    """Load a data set by name; options are the arguments of its function.
 
     >>> load("digits")
     DataSet(digits: 1797 train, 10 classes, inputs (8, 8))

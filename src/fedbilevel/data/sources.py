@@ -1,4 +1,4 @@
-"""Where the files of a data set are: found, or fetched, and always verified.
+"""The files of a data set: found on disk or downloaded, and always verified.
 
 A file is looked for in this order:
 
@@ -7,11 +7,11 @@ A file is looked for in this order:
 3. at its canonical address, from which it is downloaded into the cache. `FEDBILEVEL_MIRROR` names another place to
    download from, which holds the same folders and files.
 
-Every folder holds one folder for each data set: `mnist/train-images-idx3-ubyte.gz`. A file that is not the expected one
-is named and refused, wherever it comes from. A download that breaks leaves nothing behind: it goes to a temporary file
-next to its place, and takes its name only when it is complete and verified.
+Every folder has one folder for each data set: `mnist/train-images-idx3-ubyte.gz`. A file that is not the expected one
+is named and refused, wherever it comes from. A failed download leaves nothing behind: it goes to a temporary file next
+to its place, and is renamed only when it is complete and verified.
 
-A few small files are part of the package itself (`packaged`); they are verified, too, and looked for nowhere else.
+A few small files are part of the package itself (`packaged`); they are verified, too, and not looked for anywhere else.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ class Source:
         size: in bytes.
         sha256: checksum.
         md5: checksum, for files that are published with this one only.
-        contents: what an archive holds, for archives that people pack again: then the checksum of the archive may
+        contents: reads what an archive contains, for archives that people repack: the checksum of the archive may then
             differ, and what `contents` finds must equal `holds`.
         holds: what `contents` must find.
     """
@@ -61,7 +61,7 @@ class Source:
 
     @property
     def checksum(self) -> str:
-        """The checksum in words, for messages."""
+        """The checksum as text, for messages."""
         return f"sha256 {self.sha256}" if self.sha256 else f"md5 {self.md5}" if self.md5 else "no known checksum"
 
 
@@ -80,7 +80,7 @@ def present(source: Source) -> Path | None:
         path = folder / source.folder / source.name
         if path.is_file():
             if fault := examine(path, source):
-                raise FedbilevelError(f"{path} {fault}: remove it, or replace it by the original ({source.checksum}).")
+                raise FedbilevelError(f"{path} {fault}: remove it or replace it with the original ({source.checksum}).")
             return path
     return None
 
@@ -101,9 +101,9 @@ def find(
 
     Args:
         source: which file.
-        mirror: download from here, not from the canonical address; otherwise `FEDBILEVEL_MIRROR`, if set.
-        timeout: seconds without an answer or without new bytes after which a try counts as failed.
-        waits: seconds to wait before the second try, the third try and so on.
+        mirror: download from here, not from the canonical address. Default: `FEDBILEVEL_MIRROR`, if set.
+        timeout: seconds without a response or new bytes after which an attempt counts as failed.
+        waits: seconds to wait before the second attempt, the third attempt and so on.
     """
     if path := present(source):
         return path
@@ -118,13 +118,13 @@ def find(
             reason = str(failure)
     address = f" from {addresses[0]}" if addresses else ""
     raise FedbilevelError(
-        f"{source.name} could not be downloaded{address} ({reason}): get it in another way and put it into {place}, "
+        f"{source.name} could not be downloaded{address} ({reason}): get it some other way and put it into {place}, "
         f"or into {source.folder} in a folder that FEDBILEVEL_DATA names ({source.checksum})."
     )
 
 
 def examine(path: Path, source: Source) -> str:
-    """What is wrong with a file, in words that follow its name; empty if it is the expected one."""
+    """The fault of a file, as words that follow its name, or "" if it is the expected one."""
     known = path.stat()
     return _examined(path, source, known.st_size, known.st_mtime_ns)
 
@@ -149,7 +149,7 @@ def _examined(path: Path, source: Source, size: int, modified: int) -> str:
         except FedbilevelError as error:
             return f"cannot be read ({error})"
         if found != source.holds:
-            return f"is not the expected archive (it holds {found}, not {source.holds})"
+            return f"is not the expected archive (it contains {found}, not {source.holds})"
     return ""
 
 
@@ -162,7 +162,7 @@ def _checksum(path: Path, kind: str) -> str:
 
 
 class _Failed(Exception):
-    """One try of a download failed; `again` says whether another try at the same address may help."""
+    """One attempt at a download failed; `again` says whether another attempt at the same address may help."""
 
     def __init__(self, reason: str, again: bool) -> None:
         super().__init__(reason)
@@ -170,7 +170,7 @@ class _Failed(Exception):
 
 
 def _download(source: Source, address: str, place: Path, timeout: float, waits: Sequence[float]) -> Path:
-    """All tries at one address."""
+    """Download from one address, in several attempts."""
     for wait in (*waits, None):
         try:
             return _try(source, address, place, timeout)
@@ -190,20 +190,20 @@ def _try(source: Source, address: str, place: Path, timeout: float) -> Path:
             with temporary.open("xb") as file:
                 _receive(source, address, file, timeout)
             if fault := examine(temporary, source):
-                raise _Failed(f"what it sends {fault}", again="truncated" in fault)
+                raise _Failed(f"the downloaded file {fault}", again="truncated" in fault)
             os.replace(temporary, place / source.name)
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         raise FedbilevelError(
-            f"{source.name} cannot be written to {place} ({error.strerror or error}): make room or set "
+            f"{source.name} cannot be written to {place} ({error.strerror or error}): free some space, or set "
             "FEDBILEVEL_CACHE to another folder."
         ) from None
     return place / source.name
 
 
 def _receive(source: Source, address: str, file: BinaryIO, timeout: float) -> None:
-    """Read an address into a file, with a progress bar if somebody looks."""
+    """Read an address into a file, with a progress bar on a terminal."""
     # Here because most runs download nothing.
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
@@ -213,7 +213,7 @@ def _receive(source: Source, address: str, file: BinaryIO, timeout: float) -> No
         response = urllib.request.urlopen(request, timeout=timeout)
     except urllib.error.HTTPError as error:
         error.close()
-        raise _Failed(f"the server answers {error.code} {error.reason}", again=error.code in _PASSING) from None
+        raise _Failed(f"the server responded {error.code} {error.reason}", again=error.code in _PASSING) from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise _Failed(_in_words(error, timeout), again=not isinstance(error, ValueError)) from None
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
@@ -235,18 +235,18 @@ def _receive(source: Source, address: str, file: BinaryIO, timeout: float) -> No
             file.write(chunk)
             received += len(chunk)
             progress.update(shown, completed=received)
-            # Somebody else's file may have any size: do not fill the disk with it.
+            # A wrong file may have any size: do not fill the disk with it.
             if source.size is not None and received > source.size and source.contents is None:
-                raise _Failed(f"what it sends is longer than {source.size} bytes", again=False)
+                raise _Failed(f"the downloaded file is longer than {source.size} bytes", again=False)
     if total is not None and received < total:
         raise _Failed(f"the connection broke after {received} of {total} bytes", again=True)
 
 
-_PASSING = (408, 425, 429, 500, 502, 503, 504)  # answers of a server that may be well a moment later
+_PASSING = (408, 425, 429, 500, 502, 503, 504)  # responses of a server that may work a moment later
 
 
 def _in_words(error: Exception, timeout: float) -> str:
     cause = getattr(error, "reason", error)
     if isinstance(cause, TimeoutError):
-        return f"no answer within {timeout:g} seconds"
+        return f"no response within {timeout:g} seconds"
     return str(getattr(cause, "strerror", None) or cause or type(cause).__name__)

@@ -1,4 +1,4 @@
-"""Tables: heart disease, Adult and breast cancer; and how to standardise a table."""
+"""Tables (heart disease, Adult and breast cancer), and how to standardise them."""
 
 from typing import Any, NamedTuple
 
@@ -28,9 +28,8 @@ def heart_disease(impossible_is_missing: bool = True) -> DataSet:
     """UCI heart disease: 303, 294, 123 and 200 patients of four hospitals (Janosi and others 1989; CC BY 4.0).
 
     The files come with the package. 13 features; the label says whether any disease was found (`num > 0`). The group
-    "hospital" is the natural client; "sex" is kept as a group, too. There is no split. What is missing (`?`) is NaN:
-    `np.isnan` is the mask, and `Scaling` fills it in, because how to fill it in must be learned from training rows
-    only.
+    "hospital" is the natural client; "sex" is a group as well. There is no split. Missing values (`?`) are NaN:
+    `np.isnan` is the mask, and `Scaling` fills them in with what it learned from training rows only.
 
     Args:
         impossible_is_missing: a cholesterol or a blood pressure of 0 is not a measurement. All 123 patients of
@@ -83,12 +82,12 @@ ADULT_FILES = (
 
 
 def adult() -> DataSet:
-    """UCI Adult (census income): 32,561 + 16,281 people (Becker and Kohavi 1996; CC BY 4.0); is income above 50K?
+    """UCI Adult (census income): 32,561 + 16,281 people (Becker and Kohavi 1996; CC BY 4.0). Is their income above 50K?
 
-    Numbers stay as they are (`Scaling` standardises them); a column of words becomes one column of 0 and 1 for each
+    Numbers stay as they are (`Scaling` standardises them). A column of words becomes one column of 0 and 1 for each
     word, in alphabetical order of the training rows, named "workclass=Private"; a missing word (`?`) is a word of its
-    own. Sex and race are not among the features: they are the groups "sex" and "race". (The feature
-    "relationship" still tells the sex of husbands and wives.)
+    own. Sex and race are not among the features: they are the groups "sex" and "race". (The feature "relationship"
+    still reveals the sex of husbands and wives.)
     """
     rows, test_rows = (formats.read_rows(find(source), 15) for source in ADULT_FILES)
     words = {
@@ -118,7 +117,7 @@ def adult() -> DataSet:
 
 
 def breast_cancer() -> DataSet:
-    """The 569 tumours (30 features) of Wisconsin that come with scikit-learn. There is no split."""
+    """Breast cancer: 569 tumours of Wisconsin with 30 features, from scikit-learn. There is no split."""
     from sklearn.datasets import load_breast_cancer
 
     raw: Any = load_breast_cancer()
@@ -146,10 +145,10 @@ class Scaling(NamedTuple):
 
     @classmethod
     def fit(cls, rows: np.ndarray) -> "Scaling":
-        """Learn from training rows; those of one client, or of all."""
+        """Learn the scaling from training rows, of one client or of all."""
         rows = np.array(rows, float)
         if rows.ndim != 2 or not len(rows):
-            raise FedbilevelError("a scaling is learned from the rows of a table, and at least one.")
+            raise FedbilevelError("a scaling needs a table with at least one row to learn from.")
         known = ~np.isnan(rows)
         medians = [np.median(rows[here, i]) if here.any() else 0.0 for i, here in enumerate(known.T)]
         median = np.array(medians)

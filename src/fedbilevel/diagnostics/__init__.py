@@ -1,4 +1,4 @@
-"""Exact quantities on all the data, outside of any communication budget: how far a run really is.
+"""Exact quantities on all the data, outside any communication budget: how far a run is from the solution.
 
 ``solve(..., diagnostics=["hypergradient", "lower_gap"])`` puts them into the history; :data:`DIAGNOSTICS` has the
 names. Imports core, mathematics, algorithms and engines; runs import it.

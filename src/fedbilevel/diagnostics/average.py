@@ -21,7 +21,7 @@ KEY: Any = None  # batches are all the data: their names do not matter
 
 
 class Solved(NamedTuple):
-    """The lower solution at x, the adjoint and the hypergradient there, h(x), and whether they mean something."""
+    """The lower solution at x, the adjoint and the hypergradient there, h(x), and whether they are defined."""
 
     y: Vector
     u: Vector

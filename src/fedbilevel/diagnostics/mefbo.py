@@ -60,7 +60,7 @@ def mefbo_residual(task: Task, x: Tree, y: Tree, penalty: float, prox: float) ->
     has other solutions, by an error of order 1 / c. g need not be convex, if prox is small enough.
     """
     if task.problem.lower_level == "local":
-        raise FedbilevelError("mefbo_residual is for problems with a global lower level.")
+        raise FedbilevelError("mefbo_residual needs a problem with a global lower level.")
     return residual_of(task, x, y, penalty, prox, solved_at(task, x, y))
 
 

@@ -75,7 +75,7 @@ def defined(solved: Solved) -> Solved:
     """Raise NotDefined where the lower problem was not solved."""
     if not solved.positive:
         raise NotDefined(
-            "the Hessian of the lower loss is not positive definite here, so that y*(x) and the hypergradient are not "
+            "the Hessian of the lower loss is not positive definite here, so y*(x) and the hypergradient are not "
             "defined: add a strongly convex term (for instance L2 regularisation) to the lower loss."
         )
     if not solved.converged:
@@ -166,12 +166,10 @@ def _adjoint(problem: Problem, layout: Layout, data: Data, x: Vector, y: Vector)
 def adjoint_gap(task: Task, x: Tree, y: Tree, u: Tree) -> float:
     """|u - u*(x, y)|: how well the adjoint system is solved at the current point (global lower level)."""
     if task.problem.lower_level == "local":
-        raise FedbilevelError("adjoint_gap is for problems with a global lower level.")
+        raise FedbilevelError("adjoint_gap needs a problem with a global lower level.")
     solution, positive = _adjoint(task.problem, task.layout, task.data, *vectors(x, y))
     if not positive:
-        raise NotDefined(
-            "the Hessian of the lower loss is not positive definite here, so that the adjoint is not defined."
-        )
+        raise NotDefined("the Hessian of the lower loss is not positive definite here, so the adjoint is not defined.")
     return distance(u, solution.tree)
 
 

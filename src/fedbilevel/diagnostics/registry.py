@@ -35,7 +35,7 @@ class Diagnostic:
         return replace(self, options={**self.options, **options})
 
     def check(self, moment: Snapshot) -> None:
-        """Refuse runs that do not have what it needs."""
+        """Refuse runs that lack something this diagnostic needs."""
         check_needs(self.name, self.needs, moment)
 
     def columns(self, moment: Snapshot) -> dict[str, float]:
@@ -114,7 +114,7 @@ def find(entry: "str | Diagnostic | Measure") -> Diagnostic:
     if isinstance(entry, Diagnostic):
         return entry
     if not callable(entry):
-        raise FedbilevelError(f"a diagnostic is a name or a function f(task, x, y), not {entry!r}.")
+        raise FedbilevelError(f"a diagnostic must be a name or a function f(task, x, y), not {entry!r}.")
     name = getattr(entry, "__name__", "")
     if name.isidentifier():
         return Diagnostic(name, lambda moment: entry(moment.task, *moment.point))
@@ -122,7 +122,7 @@ def find(entry: "str | Diagnostic | Measure") -> Diagnostic:
     def named(moment: Snapshot) -> Mapping[str, float]:
         value = entry(moment.task, *moment.point)
         if not isinstance(value, Mapping):
-            raise FedbilevelError("a diagnostic without a name of its own must return {name: number}.")
+            raise FedbilevelError("a diagnostic without a name must return {name: number}.")
         return value
 
     return Diagnostic("function", named)

@@ -1,4 +1,4 @@
-"""A run at one moment, which diagnostics look at, and what a diagnostic may ask of it."""
+"""A run at one moment, for diagnostics, and what a diagnostic may require of it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from fedbilevel.errors import FedbilevelError
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run at one moment: what diagnostics look at. The lower problem is solved at most once for all of them."""
+    """A run at one moment, for diagnostics. The lower problem is solved at most once for all of them."""
 
     engine: Any
     state: Any
@@ -70,19 +70,19 @@ NEEDS: Mapping[str, tuple[str, Callable[[Snapshot], bool]]] = {
     "momenta": ("FedBiOAcc", lambda s: isinstance(s.state.server, FedBiOAccState)),
     "simulation": ("engine='simulation'", lambda s: isinstance(s.engine, Simulation)),
 }
-"""What a diagnostic may ask for: who has it, and whether this run does."""
+"""What a diagnostic may require: what has it, in words, and whether this run does."""
 
 
 def check_needs(name: str, needs: Sequence[str], moment: Snapshot) -> None:
-    """Refuse runs that do not have what the diagnostic of this name needs."""
+    """Refuse runs that lack something the diagnostic of this name needs."""
     for who, has in (NEEDS[need] for need in needs):
         if not has(moment):
             raise FedbilevelError(f"the diagnostic {name} is for {who}.")
 
 
 def client_drift(engine: Simulation, state: State) -> dict[str, float]:
-    """How far clients end up from their mean in the first exchange of the next round: sum w_m |z_m - mean|^2 for
-    every vector they upload.
+    """Measure how far clients end up from their mean in the first exchange of the next round: sum w_m |z_m - mean|^2
+    for every vector they upload.
 
     The names are those of the upload (``x``, ``y``, ``u``); blocks of a private x have no mean and are left out.
     """

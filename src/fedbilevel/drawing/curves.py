@@ -13,7 +13,7 @@ from fedbilevel.errors import FedbilevelError, UnknownName
 
 
 class Picture(Figure):
-    """A figure that notebooks show without further ado, and that nobody has to close."""
+    """A figure that notebooks show by themselves, and that does not have to be closed."""
 
     def _repr_png_(self) -> bytes:
         file = io.BytesIO()
@@ -28,7 +28,7 @@ def over_decades(values: Iterable[float]) -> bool:
 
 
 def curves(history: Sequence[Mapping[str, Any]], metrics: str | Sequence[str] | None, against: str) -> Figure:
-    """Draw columns of a history (None: all metrics) against another one, each on axes of its own."""
+    """Draw columns of a history (None: all metrics) against another column, each on its own axes."""
     recorded = list(history[-1])
     chosen = [name for name in recorded if name not in COUNTED] if metrics is None else metrics
     chosen = [chosen] if isinstance(chosen, str) else chosen

@@ -26,9 +26,9 @@ def importance(
     """Draw the importance of the hyper-parameters, the most important first, and the trials.
 
     Args:
-        shares: of the hyper-parameters in the differences between trials.
-        complete: trials that came to their end.
-        given_up: trials that did not, where they were.
+        shares: how much of the differences between trials each hyper-parameter explains.
+        complete: trials that ran to the end.
+        given_up: trials that were stopped early, at their last value.
         marked: the trials "suggested" and "best".
         log: whether the values of the hyper-parameter need a log scale.
     """
@@ -39,7 +39,7 @@ def importance(
     bars.barh(names, [shares[name] for name in names], color="C0")
     bars.set_xlabel("share of the variance of the ranks of all trials")
     bars.set_title("importance")
-    for some, title, face in ((complete, "complete", "C0"), (given_up, "given up, where it was", "none")):
+    for some, title, face in ((complete, "complete", "C0"), (given_up, "stopped early, last value", "none")):
         points.plot([t.value for t in some], [t.loss for t in some], "o", color="C0", markerfacecolor=face, label=title)
     for (title, trial), mark in zip(marked.items(), ("C1s", "C3*"), strict=True):
         points.plot([trial.value], [trial.loss], mark, markersize=11, label=title)

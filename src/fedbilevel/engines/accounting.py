@@ -32,7 +32,7 @@ def traffic(plan: Plan, state: Any) -> Mapping[str, float | int]:
 
 
 def _sent_once(plan: Plan, state: Any) -> int:
-    """Bytes of the first round only. They go to everybody: only then do they stay with the clients."""
+    """Bytes that are sent in the first round only. They go to all clients, as only then do clients keep them."""
     if not plan.once or not int(state.round):
         return 0
     first = plan.round[0].name

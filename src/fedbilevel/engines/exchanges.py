@@ -1,10 +1,10 @@
-"""Exchanges by name: where each one stands in a server program, whoever executes it, and how often.
+"""Exchanges by name: their position in a server program, in every engine, and how often they are made.
 
 A server program is a tree: a block is a sequence of exchanges and loops, and the body of a loop is a block of its own.
-An exchange is named by its way through this tree: "round.0" is the first of a round, "round.1.0" the first in the loop
-that follows it. Counts and costs are kept by this name, with one axis for every loop around the exchange: the first
-iteration, and all later ones, in which clients hold more and are sent less. So nobody has to number anything, and an
-engine cannot count differently from the plan.
+An exchange is named by its path through this tree: "round.0" is the first of a round, "round.1.0" the first in the loop
+that follows it. Counts and costs are kept by this name, with one axis for every enclosing loop: its first iteration,
+and all later ones, in which clients hold more and are sent less. No engine keeps a running index, so none can count
+differently from the plan.
 """
 
 from abc import abstractmethod
@@ -42,9 +42,9 @@ class Position:
         self._in_loop = False
 
     def check(self) -> None:
-        """Refuse to use the clients of this block while a loop of it is under way: they are not those of the loop."""
+        """Refuse to use the clients of this block inside one of its loops: they are not those of the loop."""
         if self._in_loop:
-            raise FedbilevelError("inside of clients.repeat, use the clients that the body is given.")
+            raise FedbilevelError("inside clients.repeat, use the clients that the body is given.")
 
     def take(self) -> str:
         """The name of the next exchange or loop of the block."""

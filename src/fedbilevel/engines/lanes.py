@@ -14,8 +14,8 @@ from fedbilevel.engines.simulation import Counts, Simulation, State
 
 
 def _stacked(programs: Sequence[Program]) -> Program:
-    """Programs that differ only in numbers as one, whose numbers have a leading axis. They are stacked inside of the
-    compiled program: only as Python's own numbers are they "weak", and leave vectors in single precision as they are.
+    """Merge programs that differ only in numbers into one whose numbers have a leading axis. They are stacked inside
+    the compiled program: only Python numbers are "weak" and leave vectors in single precision.
     """
     return jax.tree.map(lambda *numbers: jnp.stack(numbers), *programs)
 
@@ -33,8 +33,8 @@ def _advance(programs: Sequence[Program], data: Data, states: State, rounds: jax
 
 
 class Lanes:
-    """Several settings or seeds at once: the states of all are one state, whose arrays have a leading axis. A lane
-    whose result is not finite stands still, and the others go on.
+    """Runs several settings or seeds at once: their states are one state whose arrays have a leading axis. A lane whose
+    result is not finite stops, and the others continue.
     """
 
     def __init__(self, engines: Sequence[Simulation]) -> None:
@@ -48,7 +48,7 @@ class Lanes:
         return _start(self.programs, self.first.plan.no_counts(), self.first.task.data, keys, x, y)
 
     def advance(self, states: State, rounds: int) -> State:
-        """So many rounds more in every lane."""
+        """Advance every lane by this number of rounds."""
         return _advance(self.programs, self.first.task.data, states, jnp.asarray(rounds))
 
     @staticmethod

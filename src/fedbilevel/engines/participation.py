@@ -1,4 +1,4 @@
-"""Who takes part in a round."""
+"""Which clients take part in a round."""
 
 from dataclasses import dataclass
 from numbers import Integral
@@ -44,10 +44,10 @@ class Everyone:
 
 @dataclass(frozen=True)
 class Uniform:
-    """So many clients per round, drawn uniformly, without replacement unless said otherwise.
+    """A fixed number of clients per round, drawn uniformly, by default without replacement.
 
-    A client drawn several times counts so often, and is asked once. With ``resample`` every exchange of a round has
-    new clients.
+    A client drawn several times counts that many times and is asked once. With ``resample`` every exchange of a round
+    has a new cohort.
     """
 
     size: int
@@ -57,7 +57,7 @@ class Uniform:
     def check(self, clients: int) -> None:
         if self.size < 1 or (self.size > clients and not self.replacement):
             raise FedbilevelError(
-                f"sample: cannot draw {self.size} of {clients} clients: give a number from 1 to {clients}."
+                f"sample: cannot draw {self.size} of {clients} clients; give a number from 1 to {clients}."
             )
 
     def draw(self, key: Key, clients: int) -> Cohort:
@@ -79,16 +79,16 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Independent:
-    """Every client takes part with this probability, independently. A round in which nobody would take part gets one
-    client, drawn uniformly (so that, given its size, the cohort is uniform). With ``resample`` this is drawn anew for
-    every exchange of a round."""
+    """Every client takes part with this probability, independently. A round without any gets one client, drawn
+    uniformly (so that, given its size, the cohort is uniform). With ``resample`` every exchange of a round has a new
+    cohort."""
 
     probability: float
     resample: bool = False
 
     def check(self, clients: int) -> None:
         if not 0 < self.probability <= 1:
-            raise FedbilevelError(f"sample: a probability lies in (0, 1], but this one is {self.probability}.")
+            raise FedbilevelError(f"sample: a probability must be above 0 and at most 1, but is {self.probability}.")
 
     def draw(self, key: Key, clients: int) -> Cohort:
         who, alone = jax.random.split(key)
@@ -112,7 +112,7 @@ class Fixed:
     def check(self, clients: int) -> None:
         if not self.ids or len(set(self.ids)) < len(self.ids) or not all(0 <= i < clients for i in self.ids):
             raise FedbilevelError(
-                f"sample: a list of clients holds different numbers from 0 to {clients - 1}, not {list(self.ids)}."
+                f"sample: a list must have distinct clients from 0 to {clients - 1}, but is {list(self.ids)}."
             )
 
     def draw(self, key: Key, clients: int) -> Cohort:
@@ -129,7 +129,7 @@ Participation = Everyone | Uniform | Independent | Fixed
 
 
 def participation(sample: Any, clients: int) -> Participation:
-    """What the argument ``sample`` means: None is everyone, a number is so many per round, a list is these."""
+    """Read the argument ``sample``: None is all clients, a number is that many per round, a list is these clients."""
     match sample:
         case None:
             chosen: Participation = Everyone()
@@ -141,7 +141,7 @@ def participation(sample: Any, clients: int) -> Participation:
             chosen = Fixed(tuple(int(i) for i in sample))
         case _:
             raise FedbilevelError(
-                f"sample is a number of clients, Independent(probability) or a list of clients, not {sample!r}."
+                f"sample must be a number of clients, Independent(probability) or a list of clients, but is {sample!r}."
             )
     chosen.check(clients)
     return chosen

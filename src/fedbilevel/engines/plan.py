@@ -1,8 +1,8 @@
 """What a round costs, found by tracing the algorithm on shapes: exchanges, floats, oracle calls. Nothing is run.
 
-A vector counts once per client: what a client was sent, it holds until the end of the round, and what it was sent
-last is held until the next one if the same clients take part (full participation). Blocks of a private x are never
-sent. Scalars that only steer (a time, a flag) are not counted as floats, but their bytes are.
+A vector counts once per client: a client keeps what it was sent until the end of the round, and what it was sent last
+until the next round if the same clients take part (full participation). Blocks of a private x are never sent. Control
+scalars (a time, a flag) are not counted as floats, but their bytes are.
 """
 
 from collections import Counter
@@ -67,7 +67,7 @@ class Plan(NamedTuple):
     repeats: int = 1
 
     def at(self, repeats: int) -> "Plan":
-        """The plan of a round whose loops of random length run so often."""
+        """The plan of a round whose loops of random length run ``repeats`` times."""
         return self._replace(repeats=repeats)
 
     @property
@@ -129,7 +129,7 @@ class _PlannedReplies(Replies):
 
 
 class _PlannedClients(ProgramClients):
-    """Runs every client function once, on shapes, and writes down what it took."""
+    """Runs every client function once, on shapes, and records its costs."""
 
     def __init__(
         self,
@@ -256,10 +256,10 @@ def _trace(program_structure: Any, structure: Any, shapes: tuple[tuple[tuple[int
 
 
 def _decided_by_numbers(algorithm: Algorithm, error: Exception) -> FedbilevelError:
-    """An algorithm wants to know a number while it is compiled: say how to let it."""
+    """The error for an algorithm that needs the value of a number while it is compiled."""
     name, reason = type(algorithm).__name__, str(error).strip().splitlines()[0]
     return FedbilevelError(
-        f"{name} cannot be compiled ({reason}) Where one of its floats decides what is computed, as in 'if self.NAME > "
+        f"{name} cannot be compiled ({reason}) If one of its floats decides what is computed, as in 'if self.NAME > "
         "0', declare it with parameter(..., static=True)."
     )
 
@@ -278,7 +278,7 @@ def plan(task: Task, algorithm: Algorithm, participation: Participation | None =
 
 
 def shared_accounting(task: Task, algorithm: Algorithm, participation: Participation | None = None) -> tuple[int, int]:
-    """Floats down and up per round if all blocks of a private x were sent to and from everybody, as papers count."""
+    """Floats down and up per round if all blocks of a private x were sent to and from all clients, as papers count."""
     private = plan(task, algorithm, participation)
     problem = replace(task.problem, private_x=False)
     shared = trace(Program(problem, algorithm, task.layout, participation or Everyone()), task.data)

@@ -1,4 +1,4 @@
-"""A program: the problem, the algorithm, and what is known of the data and of who takes part. What engines execute."""
+"""A program is what engines execute: the problem, the algorithm, the layout of the data, and who takes part."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ from fedbilevel.errors import FedbilevelError
 )
 @dataclass(frozen=True)
 class Program:
-    """Everything a compiled round depends on besides data. The numbers of the algorithm are its leaves: programs that
-    differ only in them share their compiled code.
+    """Everything a compiled round depends on except data. The numbers of the algorithm are its leaves: programs that
+    differ only in these share their compiled code.
     """
 
     problem: Problem
@@ -39,7 +39,7 @@ class Program:
 
     @property
     def first_participation(self) -> Participation:
-        """Who takes part in ``init``: a private x needs everybody, to set up the blocks."""
+        """Who takes part in ``init``: a private x needs all clients, to set up the blocks."""
         return Everyone() if self.problem.private_x else self.participation
 
     def private(self, vector: Any) -> bool:
@@ -52,32 +52,31 @@ class Program:
         return jax.tree.unflatten(structure, [Vector(v.tree, "x", owned) if self.private(v) else v for v in parts])
 
     def cohort_key(self, exchange: Key) -> Key:
-        """What draws the cohort of an exchange, if every exchange has its own: the same in every engine."""
+        """The key that draws the cohort of an exchange, if every exchange has its own; the same in every engine."""
         return jax.random.fold_in(exchange, self.layout.clients)
 
     def server_objective(self, data: Data) -> Objective:
-        """The upper loss on the server's own rows; refuses where there are none."""
+        """The upper loss on the server's own rows; an error if it has none."""
         check_server_rows(self.algorithm, self.layout)
         return self.layout.client(self.problem, data, 0, data.weights[0]).f
 
 
 def check_fits(problem: Problem, algorithm: Algorithm, layout: Layout, participation: Participation) -> None:
-    """Refuse an algorithm that does not solve this problem, or cannot with these clients."""
+    """Refuse an algorithm that cannot solve this problem, or not with these clients."""
     name = type(algorithm).__name__
     if algorithm.lower_level != problem.lower_level:
         raise FedbilevelError(
-            f"{name} is for problems with a {algorithm.lower_level} lower level, but this one's is "
-            f"{problem.lower_level}."
+            f"{name} is for problems with a {algorithm.lower_level} lower level, but this one is {problem.lower_level}."
         )
     for needed, value in problem.needs:
         if getattr(algorithm, needed, None) != value:
             raise FedbilevelError(
                 f"this problem needs an algorithm with {needed} = {value}, which {name} does not have: "
-                "its results would mean nothing."
+                "its results would be meaningless."
             )
     if algorithm.weighting and not problem.weighting:
         raise FedbilevelError(
-            f"{name} weighs clients: it needs a problem with weighting=True, whose x is the clients' weights."
+            f"{name} weights clients: it needs a problem with weighting=True, whose x is the clients' weights."
         )
     if algorithm.upper_at == "server":
         check_server_rows(algorithm, layout)
@@ -86,8 +85,8 @@ def check_fits(problem: Problem, algorithm: Algorithm, layout: Layout, participa
     holds = algorithm.remembers != "nothing" or problem.private_x
     if holds and (participation.resample or getattr(participation, "replacement", False)):
         raise FedbilevelError(
-            f"the clients of {name} keep something here, so that they must be the same for all exchanges of a "
-            "round: sample without resample and without replacement."
+            f"the clients of {name} keep state here, so they must be the same for all exchanges of a round: sample "
+            "without resample and without replacement."
         )
 
 
@@ -95,7 +94,7 @@ def _check_weights(problem: Problem, layout: Layout) -> None:
     shapes = jax.tree.map(jnp.shape, jax.eval_shape(problem.start, jax.random.key(0))[0].tree)
     if shapes != (layout.clients,):
         raise FedbilevelError(
-            f"with weighting=True, x is one array with a weight for each of the {layout.clients} clients, "
+            f"with weighting=True, x must be one array with a weight for each of the {layout.clients} clients, "
             f"but init gives the shape {shapes}."
         )
 
@@ -109,12 +108,12 @@ def check_server_rows(algorithm: Algorithm, layout: Layout) -> None:
 
 
 def check_each(broadcast: tuple[Any, ...], participation: Participation) -> None:
-    """Refuse messages for each client where it is not known beforehand how many take part."""
+    """Refuse separate messages for the clients where it is not known beforehand how many take part."""
     if any(isinstance(part, Each) for part in broadcast) and (
         isinstance(participation, Independent) or getattr(participation, "replacement", False)
     ):
         raise FedbilevelError(
-            "this algorithm sends every client a message of its own: sample a fixed number of clients, without "
+            "this algorithm sends every client a separate message: sample a fixed number of clients, without "
             "replacement."
         )
 

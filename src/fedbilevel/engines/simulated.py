@@ -17,7 +17,7 @@ from fedbilevel.engines.program import Program, check_each, split_vectors
 
 
 class SimulatedReplies(Replies):
-    """One loop over the clients makes mean and stack; the compiler removes what the server program does not use."""
+    """One loop over the clients computes mean and stack; the compiler removes what the server program does not use."""
 
     def __init__(self, mean: Any, stacked: Any, scale: jax.Array, cohort: Cohort, everyone: int) -> None:
         self._mean, self.of_cohort, self._scale, self._everyone = mean, stacked, scale, everyone
@@ -54,7 +54,7 @@ class CohortMemory:
 @dataclass
 class Ledger:
     """What all views of a round share while it is traced: how often each exchange was made, and for how many clients.
-    ``watch`` is told of the replies to every exchange.
+    ``watch`` is called with the replies to every exchange.
     """
 
     served: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""The simulator: clients are rows of arrays, and a whole round, and many rounds in a row, is one compiled program.
+"""The simulator: clients are rows of arrays, and one round or many in a row are one compiled program.
 
 Clients are visited one after the other with a running sum (``lax.scan``), which is fastest and needs the least memory
 on a CPU, or all at once (``vmap``), which suits a GPU. Only the cohort of a round is touched: its rows of the
@@ -34,8 +34,8 @@ Counts = Mapping[str, Any]
 
 
 class State(NamedTuple):
-    """All of a run: give it back to go on. ``served`` counts client calls for every exchange of the plan, ``calls``
-    exchanges, by name and iteration (see ``engines/exchanges.py``).
+    """The whole state of a run: pass it to ``advance`` to continue. ``served`` counts client calls for every exchange
+    of the plan, ``calls`` counts exchanges, by name and iteration (see ``engines/exchanges.py``).
     """
 
     key: Key
@@ -52,7 +52,7 @@ def _finite(server: Any) -> jax.Array:
 
 
 def _strong(tree: Any) -> Any:
-    """Python numbers leave "weak" types behind, for which the same round would be compiled once more."""
+    """Remove the "weak" types that Python numbers leave behind: the same round would be compiled again for them."""
     return jax.tree.map(lambda a: lax.convert_element_type(a, a.dtype), tree)
 
 
@@ -103,7 +103,7 @@ def start(program: Program, counts: Counts, data: Data, key: Key, x: Any, y: Any
 
 
 def advance(program: Program, data: Data, state: State, rounds: jax.Array) -> State:
-    """So many rounds more; compiled as :data:`compiled_advance`."""
+    """Advance by this number of rounds; compiled as :data:`compiled_advance`."""
     traces.append("advance")
     algorithm, everyone = program.algorithm, isinstance(program.participation, Everyone)
 
@@ -190,16 +190,16 @@ class Simulation:
         return compiled_start(self.program, self.plan.no_counts(), self.task.data, jax.random.key(seed), x, y)
 
     def advance(self, state: State, rounds: int) -> State:
-        """So many rounds more, in one call; stops after a round whose result is not finite (``state.finite``)."""
+        """Advance by this number of rounds in one call; stops when a result is not finite (``state.finite``)."""
         return compiled_advance(self.program, self.task.data, state, jnp.asarray(rounds))
 
     def arrays(self, state: State) -> dict[str, np.ndarray]:
-        """All of a state by name, to be saved."""
+        """All arrays of a state by name, to save them."""
         plain = state._replace(key=jax.random.key_data(state.key))
         return {name: np.asarray(leaf) for name, leaf in named_leaves(plain._asdict()).items()}
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> State:
-        """The state that was saved; refuses arrays that do not fit this run."""
+        """The state that was saved as these arrays; refuses arrays that do not fit this run."""
         shapes = jax.eval_shape(partial(self.start, 0))
         shapes = shapes._replace(key=jax.eval_shape(jax.random.key_data, shapes.key))
         state = State(**jax.tree.map(jnp.asarray, rebuild(shapes._asdict(), arrays)))

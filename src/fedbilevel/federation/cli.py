@@ -1,4 +1,4 @@
-"""``fedbilevel federation ...``: what coordinators and sites type."""
+"""``fedbilevel federation ...``: the commands of coordinators and sites."""
 
 import sys
 import time
@@ -17,11 +17,11 @@ from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation import project
 from fedbilevel.runs.interrupts import Terminated
 
-app = typer.Typer(no_args_is_help=True, help="A real federation: separate parties, mutual TLS, on NVIDIA FLARE.")
+app = typer.Typer(no_args_is_help=True, help="Run a federation between real parties, with mutual TLS, on NVIDIA FLARE.")
 console = Console()
 
 Which = Annotated[
-    Path | None, typer.Option("--federation", help="Folder of the federation; default: the only one here.")
+    Path | None, typer.Option("--federation", help="Folder of the federation. Default: the only one here.")
 ]
 
 
@@ -37,25 +37,25 @@ def _say(text: str) -> None:
 
 @app.command()
 def create(
-    file: Annotated[Path, typer.Argument(help="Who takes part, where the server is, and the experiment (TOML).")],
-    out: Annotated[Path | None, typer.Option(help="The folder to make; default: the name of the federation.")] = None,
+    file: Annotated[Path, typer.Argument(help="TOML file with the parties, the server's address and the experiment.")],
+    out: Annotated[Path | None, typer.Option(help="Folder to create. Default: the name of the federation.")] = None,
 ) -> None:
-    """Make certificates and a start-up kit for every party."""
+    """Create the certificates and a start-up kit for every party."""
     from fedbilevel.federation.study import from_text
 
     wanted = project.read(file)
     folder = out or Path(wanted.name)
     _check_study(wanted.experiment, len(wanted.sites), from_text)
     kits = project.create(wanted, folder)
-    console.print(f"[bold]{wanted.name}[/bold]: everything is in {folder} (only you can read it).", highlight=False)
-    table = Table("kit", "send it to", "who then types")
+    console.print(f"[bold]{wanted.name}[/bold]: everything is in {folder}, readable by you only.", highlight=False)
+    table = Table("kit", "send it to", "they then run")
     for kit, (name, role) in zip(kits, wanted.parties.items(), strict=True):
         typed = f"fedbilevel federation join {kit.name} --data FILE" if role == "site" else "(an administrator's kit)"
         table.add_row(str(kit), name, typed)
     console.print(table)
     console.print(
-        f"A kit holds a private key: send each to its party only, over a channel you trust, not as plain e-mail.\n"
-        f"{folder} holds the key of the certificate authority: keep it, back it up, give it to nobody.\n"
+        f"Each kit contains a private key: send it to its party only, over a channel you trust, not by plain e-mail.\n"
+        f"{folder} contains the key of the certificate authority: back it up, and do not share it.\n"
         f"The sites must be able to reach {wanted.host}, port {wanted.port} (TCP); they need no open port themselves.\n"
         f"Next: fedbilevel federation start {folder}",
         highlight=False,
@@ -74,34 +74,34 @@ def _check_study(text: str, sites: int, read: Any) -> None:
 
 @app.command()
 def start(folder: Annotated[Path, typer.Argument(help="Folder of the federation.")]) -> None:
-    """Run the server, until Ctrl-C. Runs that were not finished go on."""
+    """Start the server and continue its unfinished runs. Ctrl-C stops it."""
     from fedbilevel.federation.coordinator import Coordinator
 
     project.load(folder)
     try:
         Coordinator(folder, _say).serve()
     except KeyboardInterrupt:
-        _say("stopped; runs go on when it is started again.")
+        _say("stopped. Runs continue when the server is started again.")
 
 
 @app.command()
 def run(
-    experiment: Annotated[Path | None, typer.Argument(help="The experiment; default: the federation's own.")] = None,
+    experiment: Annotated[Path | None, typer.Argument(help="Experiment file. Default: the federation's own.")] = None,
     federation: Which = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Follow the last run again, or go on with it.")] = False,
-    name: Annotated[str | None, typer.Option(help="Name of the run; default: by its date.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Follow the last run again, or continue it.")] = False,
+    name: Annotated[str | None, typer.Option(help="Name of the run. Default: date and time.")] = None,
 ) -> None:
-    """Ask the server for a run, and follow it. Ctrl-C ends the following, not the run."""
+    """Start a run and follow its progress. Ctrl-C stops following; the run continues."""
     from fedbilevel.federation import coordinator
     from fedbilevel.storage.run_folder import RunFolder
 
     folder = project.find(federation)
     if coordinator.pid(folder) is None:
-        raise FedbilevelError(f"the server does not run: start it with 'fedbilevel federation start {folder}'.")
+        raise FedbilevelError(f"the server is not running: start it with 'fedbilevel federation start {folder}'.")
     if resume:
         named = [run for run in coordinator.runs(folder) if name in (None, run.name)]
         if not named:
-            raise FedbilevelError(f"{folder} has no run to go on with.")
+            raise FedbilevelError(f"{folder} has no run to continue.")
         place = named[-1]
         RunFolder(place).want_again()
     else:
@@ -116,7 +116,8 @@ def run(
         follow(place)
     except KeyboardInterrupt as interrupt:
         console.print(
-            f"The run goes on at the server. Follow it again: fedbilevel federation run --resume --federation {folder}",
+            "The run continues on the server. Follow it again: "
+            f"fedbilevel federation run --resume --federation {folder}",
             soft_wrap=True,
             highlight=False,
         )
@@ -124,7 +125,7 @@ def run(
 
 
 def follow(place: Path, check: Callable[[], object] = lambda: None) -> dict[str, Any]:
-    """Show how a run goes on until it ends; ``check`` is called now and then, and may raise."""
+    """Show the progress of a run until it ends; ``check`` is called now and then, and may raise."""
     from fedbilevel.storage.run_folder import RunFolder
 
     run = RunFolder(place)
@@ -154,7 +155,7 @@ def follow(place: Path, check: Callable[[], object] = lambda: None) -> dict[str,
 
 
 def show(place: Path) -> None:
-    """The result of a run."""
+    """Print the result of a run."""
     from fedbilevel.storage.run_folder import RunFolder
 
     known, rows = RunFolder(place).info(), RunFolder(place).rows()
@@ -174,7 +175,9 @@ def show(place: Path) -> None:
     console.print(table)
     for name, (missed, reason) in missing(place).items():
         console.print(
-            f"{name} missed {missed} exchanges; the last time: {escape(reason)}", highlight=False, soft_wrap=True
+            f"{name} missed {missed} exchanges, most recently because: {escape(reason)}",
+            highlight=False,
+            soft_wrap=True,
         )
     sent = known["summary"]
     console.print(
@@ -186,7 +189,7 @@ def show(place: Path) -> None:
 
 
 def missing(place: Path) -> dict[str, tuple[int, str]]:
-    """Who did not answer how many exchanges of a run, and why not the last time."""
+    """How many exchanges of a run each site missed, and the most recent reason."""
     from fedbilevel.federation.server import EXCHANGES
     from fedbilevel.storage.files import json_lines
 
@@ -199,7 +202,7 @@ def missing(place: Path) -> dict[str, tuple[int, str]]:
 
 @app.command("status")
 def show_status(federation: Which = None) -> None:
-    """Who is connected, and how runs are."""
+    """Show which parties are connected, and the state of all runs."""
     from fedbilevel.federation import coordinator
     from fedbilevel.storage.run_folder import RunFolder
 
@@ -207,11 +210,11 @@ def show_status(federation: Which = None) -> None:
     known = project.load(folder)
     alive = coordinator.pid(folder)
     connected = coordinator.state(folder).get("connected", []) if alive else []
-    word = f"runs (process {alive})" if alive else "does not run"
+    word = f"is running (process {alive})" if alive else "is not running"
     console.print(f"{known.name}: the server on {known.host}:{known.port} {word}.", highlight=False)
     table = Table("party", "role", "")
     for name, role in known.parties.items():
-        here = "revoked" if name in known.revoked else "connected" if name in connected else "away"
+        here = "revoked" if name in known.revoked else "connected" if name in connected else "offline"
         table.add_row(name, role, here if role == "site" or here == "revoked" else "")
     console.print(table)
     runs = Table("run", "task", "algorithm", "status", "round", "")
@@ -227,9 +230,9 @@ def show_status(federation: Which = None) -> None:
 @app.command()
 def stop(
     federation: Which = None,
-    only_run: Annotated[str | None, typer.Option("--run", help="Stop this run only; the server goes on.")] = None,
+    only_run: Annotated[str | None, typer.Option("--run", help="Stop only this run; the server keeps running.")] = None,
 ) -> None:
-    """Stop the server, or one run. Nothing is lost: 'start' and 'run --resume' go on."""
+    """Stop the server, or one run. Nothing is lost: 'start' or 'run --resume' continues."""
     from fedbilevel.federation import coordinator
     from fedbilevel.storage.run_folder import RunFolder
 
@@ -239,11 +242,11 @@ def stop(
         if not run.info():
             raise FedbilevelError(f"there is no run {only_run} in {folder}.")
         if not run.enter("stopped"):
-            raise FedbilevelError(f"{only_run} cannot be stopped: it is {run.info()['status']} already.")
-        console.print(f"{only_run} is stopped after its current round.", highlight=False)
+            raise FedbilevelError(f"{only_run} cannot be stopped: it is already {run.info()['status']}.")
+        console.print(f"{only_run} will stop after its current round.", highlight=False)
         return
     was = coordinator.stop(folder)
-    console.print("The server is stopped." if was else "The server did not run.")
+    console.print("The server has stopped." if was else "The server was not running.")
 
 
 @app.command()
@@ -252,46 +255,48 @@ def add(
     role: Annotated[str, typer.Option(help="'site' or 'coordinator'.")] = "site",
     federation: Which = None,
 ) -> None:
-    """Admit one more party: makes its kit. Runs that have begun go on without it."""
+    """Add a party: create its start-up kit. Runs that have already started continue without it."""
     made = project.add(project.find(federation), name, role)
-    console.print(f"Send {made} to {name}, over a channel you trust.", highlight=False)
+    console.print(f"Send {made} to {name} over a channel you trust.", highlight=False)
 
 
 @app.command()
 def revoke(name: Annotated[str, typer.Argument(help="Name of the party.")], federation: Which = None) -> None:
-    """Never admit a party again, for instance because its key was lost."""
+    """Exclude a party for good, for instance because its key was lost."""
     folder = project.find(federation)
     project.revoke(folder, name)
     console.print(
-        f"{name} is not admitted any more. To let the same people in again, add them under another name.",
+        f"{name} can no longer connect. To let the same people in again, add them under another name.",
         highlight=False,
     )
 
 
 @app.command()
 def join(
-    kit: Annotated[Path, typer.Argument(help="The start-up kit that the coordinator sent.")],
+    kit: Annotated[Path, typer.Argument(help="Start-up kit from the coordinator.")],
     data: Annotated[
         str,
         typer.Option(
-            help="A .csv, .parquet or .npz file, a folder of images, package.module:function, or 'builtin' for a "
-            "study of the task's own data."
+            help="A .csv, .parquet or .npz file, a folder of images, package.module:function, or 'builtin' for an "
+            "experiment on the task's own data."
         ),
     ],
     column: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=YOURS", help="What a column of the experiment is called here; may be repeated."),
+        typer.Option(metavar="NAME=YOURS", help="Your name for a column of the experiment. May be repeated."),
     ] = None,
-    folder: Annotated[Path | None, typer.Option(help="Folder of this site; default: the kit's name.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the data, show what would be sent, end.")] = False,
-    largest_upload: Annotated[float, typer.Option(help="Megabytes of one answer, at most.")] = 100.0,
-    algorithm: Annotated[list[str] | None, typer.Option(help="Run only these algorithms; may be repeated.")] = None,
-    task: Annotated[list[str] | None, typer.Option(help="Take part in these tasks only; may be repeated.")] = None,
-    min_clients: Annotated[int, typer.Option(help="Least number of parties.")] = 2,
-    min_rows: Annotated[int, typer.Option(help="Least number of own rows behind every number that is shared.")] = 10,
-    strict: Annotated[bool, typer.Option("--strict", help="Take part in the kit's experiment only.")] = False,
+    folder: Annotated[Path | None, typer.Option(help="Folder of this site. Default: the kit's name.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the data and show what would be sent, but send nothing.")
+    ] = False,
+    largest_upload: Annotated[float, typer.Option(help="Largest message to send, in megabytes.")] = 100.0,
+    algorithm: Annotated[list[str] | None, typer.Option(help="Run only this algorithm. May be repeated.")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="Take part only in this task. May be repeated.")] = None,
+    min_clients: Annotated[int, typer.Option(help="Fewest parties that the federation must have.")] = 2,
+    min_rows: Annotated[int, typer.Option(help="Fewest rows that any number sent may be computed from.")] = 10,
+    strict: Annotated[bool, typer.Option("--strict", help="Take part only in the kit's experiment.")] = False,
 ) -> None:
-    """Take part with this site's data, until Ctrl-C. The data stay here."""
+    """Take part with this site's data, which stay here. Ctrl-C leaves."""
     from fedbilevel.federation import join as joining
     from fedbilevel.federation.preview import preview
     from fedbilevel.federation.worker import Limits
@@ -308,22 +313,22 @@ def join(
     place, settings = joining.unpack(kit, folder, data, columns, limits, strict)
     preview(place, settings, console)
     if dry_run:
-        console.print("This was a dry run: nothing was sent.")
+        console.print("Dry run: nothing was sent.")
         return
     about = joining.about(place)
     _say(f"connecting to {about['host']}:{about['port']} as {about['party']} ...")
     try:
         joining.Joined(place, settings, _say).serve()
     except KeyboardInterrupt:
-        _say("left. The same command joins again, and goes on where it was.")
+        _say("left the federation. Run the same command to join again and continue.")
 
 
 @app.command()
 def log(
     folder: Annotated[Path, typer.Argument(help="Folder of a site.")],
-    last: Annotated[int, typer.Option(help="Show so many exchanges one by one.")] = 0,
+    last: Annotated[int, typer.Option(help="Also show the last N messages one by one.")] = 0,
 ) -> None:
-    """What a site has answered: how often, how many bytes left, and what they were."""
+    """Show what a site has sent: how often, how many bytes, and which arrays."""
     from fedbilevel.federation.preview import ledger
 
     ledger(folder, console, last)
@@ -331,10 +336,10 @@ def log(
 
 @app.command()
 def demo(
-    out: Annotated[Path | None, typer.Option(help="Folder for everything; default: a new one.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for everything. Default: a new one.")] = None,
     rounds: Annotated[int, typer.Option(help="Number of rounds.")] = 60,
 ) -> None:
-    """See it work on this machine: a real server and four real sites with mutual TLS."""
+    """Run a server and four sites as real processes on this machine, with mutual TLS."""
     from fedbilevel.federation.demo import run as run_demo
 
     run_demo(out, rounds, console)

@@ -1,8 +1,8 @@
-"""The coordinator's process: keeps FLARE's server alive, and carries every wanted run to its end.
+"""The coordinator's process: keeps FLARE's server alive, and takes every requested run to its end.
 
-Other commands talk to it through files in the folder of the federation: a run that is wanted is a folder in ``runs``
-whose ``run.json`` says so. If FLARE's server dies, it is started again; if a run's job ends before the run does, it is
-submitted again, and goes on from its last checkpoint. If this process dies, starting it again has the same effect.
+Other commands talk to it through files in the folder of the federation: a requested run is a folder in ``runs`` whose
+``run.json`` says so. If FLARE's server dies, it is restarted. If a run's job ends before the run does, the job is
+submitted again, and continues from the last checkpoint. If this process dies, restarting it has the same effect.
 """
 
 import contextlib
@@ -31,26 +31,26 @@ SERVER = "nvflare.private.fed.app.server.server_train"
 
 
 def check_port(port: int) -> None:
-    """Refuse a port that somebody else has."""
+    """Refuse a port that is in use."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))
         except OSError as error:
             raise FedbilevelError(
-                f"port {port} cannot be used ({error.strerror}): end what uses it, or make the federation with another."
+                f"port {port} cannot be used ({error.strerror}): free it, or create the federation with another port."
             ) from None
 
 
 def pid(folder: Path) -> int | None:
-    """The process of the coordinator, if it is there."""
+    """The process id of the coordinator, if it is running."""
     try:
         found = int(state(folder)["pid"])
         os.kill(found, 0)
     except (OSError, ValueError, KeyError):
         return None
     with contextlib.suppress(FedbilevelError), alone(folder):
-        return None  # nobody is at work here: the number is somebody else's by now
+        return None  # no coordinator is running: the id belongs to another process by now
     return found
 
 
@@ -62,7 +62,7 @@ def state(folder: Path) -> dict[str, Any]:
 
 
 class Coordinator:
-    """Serves a federation until it is asked to end."""
+    """Serves a federation until it is asked to stop."""
 
     def __init__(self, folder: Path, say: Callable[[str], object]) -> None:
         self.folder, self.say = folder.resolve(), say
@@ -73,7 +73,7 @@ class Coordinator:
         self.revoked: set[str] = set()
         self.seen: list[str] = []
         self.waiting_since = self.next_look = 0.0
-        self.reported: set[str] = set()  # what went wrong and has been said
+        self.reported: set[str] = set()  # problems that the user has been told about
 
     def serve(self) -> None:
         """Until Ctrl-C or SIGTERM."""
@@ -91,7 +91,7 @@ class Coordinator:
     def _step(self) -> None:
         if self.server is None or self.server.poll() is not None:
             if self.server is not None:
-                self.say("the server ended; it is started again.")
+                self.say("the server stopped unexpectedly; restarting it.")
             self._close()
             self.server = process.start(
                 SERVER,
@@ -100,7 +100,7 @@ class Coordinator:
                 self.folder / "server.log",
                 {FEDERATION_FOLDER: str(self.folder)},
             )  # fmt: skip
-            self.say(f"the server listens on {self.project.host}:{self.project.port}.")
+            self.say(f"the server is listening on {self.project.host}:{self.project.port}.")
             self.job = None
             self._note()
         try:
@@ -113,13 +113,13 @@ class Coordinator:
         self._note()
 
     def _report(self, error: Exception) -> None:
-        """FLARE's server may be starting, or gone: that is for the log. Anything else is for people, too, once."""
+        """Log an error; show it once, unless it only means that FLARE's server is starting or gone."""
         expected = isinstance(error, OSError) or type(error).__module__.startswith("nvflare")
         logging.getLogger(__name__).warning("%s: %s", time.ctime(), error, exc_info=None if expected else error)
         problem = f"{type(error).__name__}: {error}"
         if not expected and problem not in self.reported:
             self.reported.add(problem)
-            self.say(f"something went wrong ({problem}); coordinator.log has the traceback. Trying again.")
+            self.say(f"unexpected error ({problem}); the traceback is in coordinator.log. Trying again.")
 
     def _note(self) -> None:
         seen = {"pid": os.getpid(), "server": self.server.pid, "connected": self.seen, "time": time.time()}
@@ -139,7 +139,7 @@ class Coordinator:
                 self.say(f"{name} is connected.")
         for name in self.seen:
             if name not in connected:
-                self.say(f"{name} is away.")
+                self.say(f"{name} is offline.")
         self.seen = connected
         if self.job is not None:
             self._watch(*self.job)
@@ -172,13 +172,13 @@ class Coordinator:
             self.job = None
             self.waiting_since = time.monotonic()
             if known == "finished":
-                self.say(f"{run} is finished.")
+                self.say(f"{run} has finished.")
             elif known == "failed":
                 self.say(f"{run} failed: {folder.info().get('failure')}")
             elif known == "stopped":
                 self.say(f"{run} was stopped.")
             elif folder.enter("waiting"):
-                self.say(f"the job of {run} ended ({word}); the run goes on with another one.")
+                self.say(f"the job of {run} ended ({word}); the run continues with a new one.")
             return
         if known != "running" or time.monotonic() < self.next_look:
             return
@@ -190,11 +190,11 @@ class Coordinator:
         if back or gone:
             who = ", ".join(sorted(back or gone))
             word = "is back" if back else "was revoked"
-            self.say(f"{who} {word}: {run} goes on from its last round with another job.")
+            self.say(f"{who} {word}: {run} continues from its last round with a new job.")
             self.session.abort_job(job)
 
     def _submit(self, run: str) -> None:
-        """Begin a job, with everybody, or after a while with those who are there."""
+        """Start a job with all sites, or, after a while, with those that are connected."""
         folder = self.folder / "runs" / run
         study = Study.read(folder / STUDY)
         place = RunFolder(folder)
@@ -220,7 +220,7 @@ class Coordinator:
         job = self.session.submit_job(str(package))
         self.job, self.waiting_since = (job, run, frozenset(there)), 0.0
         place.enter("submitted", sites=sites, waits="", submitted=known.get("submitted", 0) + 1)
-        self.say(f"{run}: a job for {', '.join(there)}.")
+        self.say(f"{run}: started a job with {', '.join(there)}.")
 
     def _close(self) -> None:
         if self.session is not None:
@@ -239,24 +239,24 @@ def runs(folder: Path) -> list[Path]:
     """The folders of all runs, in the order in which they were asked for."""
     asked: dict[Path, float] = {}
     for path in (folder / "runs").glob(f"*/{INFO}"):
-        with contextlib.suppress(FedbilevelError):  # what cannot be read is nobody's run
+        with contextlib.suppress(FedbilevelError):  # what cannot be read is not a run
             asked[path.parent] = RunFolder(path.parent).info().get("asked", 0)
     return sorted(asked, key=asked.__getitem__)
 
 
 def wanted_runs(folder: Path) -> Iterator[str]:
-    """Runs that have not come to their end."""
+    """Runs that have not ended."""
     return (run.name for run in runs(folder) if RunFolder(run).info().get("status") in UNDER_WAY)
 
 
 def want(folder: Path, study: Path, name: str) -> Path:
-    """Ask for a run; its folder."""
+    """Request a run, and return its folder."""
     if not RUN_NAME.fullmatch(name):
-        raise FedbilevelError(f"'{name}' is no name of a run: use letters, digits, '.', '_' and '-'.")
+        raise FedbilevelError(f"'{name}' is not a valid name for a run: use letters, digits, '.', '_' and '-'.")
     Study.read(study).quorum(len(project.load(folder).sites))  # refuses what is wrong
     run = folder / "runs" / name
     if run.exists():
-        raise FedbilevelError(f"there is a run {name} already: choose another name, or go on with it by --resume.")
+        raise FedbilevelError(f"there is already a run {name}: choose another name, or continue it with --resume.")
     run.mkdir(parents=True)
     shutil.copy(study, run / STUDY)
     RunFolder(run).enter("wanted", asked=time.time(), name=name)
@@ -264,7 +264,7 @@ def want(folder: Path, study: Path, name: str) -> Path:
 
 
 def write_job(package: Path, run: str, sites: list[str], there: list[str], study: Study) -> None:
-    """A job for FLARE: names of installed classes and their arguments, no code."""
+    """Write a job for FLARE: names of installed classes and their arguments, no code."""
     shutil.rmtree(package, ignore_errors=True)
     config = package / "app" / "config"
     config.mkdir(parents=True)
@@ -308,7 +308,7 @@ def write_job(package: Path, run: str, sites: list[str], there: list[str], study
 
 
 def stop(folder: Path) -> bool:
-    """End the coordinator of a folder, and with it the server; whether there was one."""
+    """Stop the coordinator of a folder, and with it the server. Returns whether one was running."""
     found = pid(folder)
     if found is None:
         return False
@@ -317,4 +317,4 @@ def stop(folder: Path) -> bool:
         if pid(folder) is None:
             return True
         time.sleep(0.1)
-    raise FedbilevelError(f"the coordinator (process {found}) does not end.")
+    raise FedbilevelError(f"the coordinator (process {found}) did not stop: end this process yourself.")

@@ -1,4 +1,4 @@
-"""All of a federation on this machine: a real server, four real sites, mutual TLS; it stops everything it started.
+"""A whole federation on this machine: a real server, four real sites, mutual TLS. It stops everything it started.
 
 Each site is one hospital of the UCI heart disease data. The task is ``regularization``: how strongly to regularise each
 feature of a common logistic regression.
@@ -31,7 +31,7 @@ SECONDS = 240  # it takes a quarter of this on an idle machine
 
 
 def run(out: Path | None, rounds: int, console: Console) -> Path:
-    """Do it; the folder of the run."""
+    """Run the demo, and return the folder of its run."""
     project.needs_flare()
     folder = new_folder("federation-demo", out).resolve()
     sites, schema, about = _data(folder)
@@ -54,7 +54,7 @@ def run(out: Path | None, rounds: int, console: Console) -> Path:
     console.print(f"{about} Everything is in {folder}.", highlight=False, soft_wrap=True)
     home = folder / "hospitals"
     project.create(project.read(folder / "hospitals.toml"), home)
-    console.print("Certificates and start-up kits are made. Starting a server and four sites ...", highlight=False)
+    console.print("Created certificates and start-up kits. Starting a server and four sites ...", highlight=False)
     children: list[subprocess.Popen[bytes]] = []
     try:
         children.append(child(["start", str(home)], folder / "server.log"))
@@ -69,9 +69,9 @@ def run(out: Path | None, rounds: int, console: Console) -> Path:
 
         def check() -> None:
             if ended := [child for child in children if child.poll() is not None]:
-                raise FedbilevelError(f"a process of the demo ended ({ended[0].returncode}): {folder}/*.log say why.")
+                raise FedbilevelError(f"a process ended with exit code {ended[0].returncode}: see {folder}/*.log.")
             if time.monotonic() > limit:
-                raise FedbilevelError(f"the demo takes too long, and was stopped: {folder}/*.log say why.")
+                raise FedbilevelError(f"the demo took too long and was stopped: see {folder}/*.log.")
 
         follow(place, check)
     except KeyboardInterrupt as interrupt:
@@ -88,7 +88,7 @@ def run(out: Path | None, rounds: int, console: Console) -> Path:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody has."""
+    """A free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         return probe.getsockname()[1]
@@ -106,11 +106,11 @@ def _wait(ready: Any, seconds: float, children: Sequence[Any], otherwise: str) -
         if any(child.poll() is not None for child in children):
             break
         time.sleep(0.1)
-    raise FedbilevelError(f"{otherwise}: its log is in the folder of the demo.")
+    raise FedbilevelError(f"{otherwise}: see its log in the folder of the demo.")
 
 
 def _data(folder: Path) -> tuple[dict[str, Path], dict[str, Any], str]:
-    """A file for every site, the schema that all of them have, and what the data are."""
+    """A data file for every site, their common schema, and a sentence about the data."""
     loaded = heart_disease()
     groups = loaded.train.groups["hospital"]
     files = {}

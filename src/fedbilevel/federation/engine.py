@@ -17,10 +17,10 @@ class Federation(Messaging):
     """A :class:`~fedbilevel.engines.messaging.Messaging` whose clients are sites with names."""
 
     task: Task | None = None
-    """With the task's own data, which are nobody's secret, the server measures; otherwise the sites do."""
+    """The task, if the server measures: with the task's own data, which are no secret. Otherwise the sites measure."""
 
     def metrics(self, state: State) -> Mapping[str, Any]:
-        """Of every site on rows of its own, and their mean."""
+        """The metrics of every site on its own rows, and their means."""
         if self.task is not None:
             return self.task.measured(*self.solution(state))
         found = {self.names[m]: numbers for m, numbers in self.evaluate(state).items()}
@@ -30,7 +30,7 @@ class Federation(Messaging):
         return {**means, **single, "sites": len(found)}
 
     def solution(self, state: State) -> tuple[Any, Any]:
-        """x and y; of real sites without what stays with them, which is an empty tree."""
+        """x and y, without what stays at real sites: that is an empty tree."""
         if self.task is not None:
             return super().solution(state)
         parts, structure = split_vectors(state.server)

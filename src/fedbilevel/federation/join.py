@@ -1,4 +1,4 @@
-"""A site's process: checks its data, and keeps FLARE's client alive until it is asked to end."""
+"""A site's process: checks its data, and keeps FLARE's client alive until it is asked to stop."""
 
 import json
 import socket
@@ -21,13 +21,13 @@ CLIENT = "nvflare.private.fed.app.client.client_train"
 def unpack(
     kit: Path, folder: Path | None, data: str, columns: Mapping[str, str], limits: Limits, strict: bool = False
 ) -> tuple[Path, Settings]:
-    """The folder of the site, and its settings; a strict site takes part in the kit's experiment only."""
+    """Unpack a kit: the folder of the site, and its settings. A strict site runs only the kit's experiment."""
     project.needs_flare()
     if folder is None:
         folder = Path(kit.stem)
     about = project.unpack(kit, folder)
     if about["role"] != "site":
-        raise FedbilevelError(f"this kit is for {about['party']}, a {about['role']}, who has no data.")
+        raise FedbilevelError(f"this kit is for {about['party']}, a {about['role']}: only sites join with data.")
     limits = replace(limits, experiment=about["experiment"] if strict else "")
     path = Path(data)
     place = str(path.resolve()) if path.exists() else data  # the processes of the site work elsewhere
@@ -40,9 +40,7 @@ def about(folder: Path) -> dict[str, Any]:
 
 
 def obstacle(folder: Path) -> str:
-    """Why the server cannot be reached with this kit, in words; empty if it can. FLARE itself tries again and again
-    without a word.
-    """
+    """Why the server cannot be reached with this kit, or "" if it can. FLARE itself retries without saying why."""
     known, start = about(folder), folder / "startup"
     place = f"{known['host']}:{known['port']}"
     context = ssl.create_default_context(cafile=str(start / "rootCA.pem"))
@@ -55,24 +53,22 @@ def obstacle(folder: Path) -> str:
     except TimeoutError:
         return ""
     except ssl.SSLCertVerificationError:
-        return (
-            f"the server at {place} has no certificate of this federation: it is another one, or somebody in between."
-        )
+        return f"the server at {place} has no certificate of this federation: it is another server, or a proxy."
     except (ssl.SSLError, ConnectionResetError):
-        return f"the server at {place} does not accept the certificate of this kit: it is of another federation."
+        return f"the server at {place} does not accept the certificate of this kit: it belongs to another federation."
     except OSError as error:
-        return f"{place} cannot be reached ({error}): is the server started, and its port open?"
+        return f"{place} cannot be reached ({error}): check that the server is running and its port is open."
     return f"the server at {place} closes the connection: it does not accept the certificate of this kit."
 
 
 class Joined:
-    """A site that takes part until it is asked to end."""
+    """A site that takes part until it is asked to stop."""
 
     def __init__(self, folder: Path, settings: Settings, say: Callable[[str], object]) -> None:
         self.folder, self.settings, self.say, self.client = folder.resolve(), settings, say, None
 
     def serve(self) -> None:
-        """Until Ctrl-C or SIGTERM; FLARE's client is started again if it ends."""
+        """Take part until Ctrl-C or SIGTERM; restart FLARE's client if it ends."""
         known = about(self.folder)
         with alone(self.folder):
             self.settings.save(self.folder)
@@ -88,7 +84,7 @@ class Joined:
                         {SITE_FOLDER: str(self.folder)},
                     )  # fmt: skip
                     self._wait()
-                    self.say("FLARE's client ended; it is started again in 2 seconds.")
+                    self.say("FLARE's client stopped; restarting it in 2 seconds.")
                     time.sleep(2)
             finally:
                 if self.client is not None:
@@ -99,12 +95,12 @@ class Joined:
         said = ""
         while reason := obstacle(self.folder):
             if reason != said:
-                self.say(f"{reason} Trying again until you press Ctrl-C.")
+                self.say(f"{reason} Retrying until you press Ctrl-C.")
                 said = reason
             time.sleep(2)
 
     def _wait(self) -> None:
-        """Until the client ends; say what it says of the connection."""
+        """Wait until the client ends; report what it logs about the connection."""
         assert self.client is not None
         log, place = self.folder / "site.log", (self.folder / "site.log").stat().st_size
         connected, refused = False, False
@@ -116,7 +112,7 @@ class Joined:
                 place = file.tell()
             if not connected and "Successfully registered client" in text:
                 connected = True
-                self.say("connected. This site answers until you press Ctrl-C.")
+                self.say("connected. This site takes part until you press Ctrl-C.")
             if not refused and ("UNAUTHENTICATED" in text.upper() or "is disabled" in text):
                 refused = True
-                self.say("the server refuses this site: its certificate was revoked, or is of another federation.")
+                self.say("the server refuses this site: its certificate was revoked, or is from another federation.")

@@ -1,4 +1,4 @@
-"""What a site sees: what is checked and shared before it joins, and what has left since."""
+"""What a site is shown: its data checked before it joins, what it will send, and what it has sent."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -21,7 +21,7 @@ from fedbilevel.storage.files import json_lines
 
 
 def preview(folder: Path, settings: Settings, console: Console) -> None:
-    """Check the data against the study of the kit, and show what will be shared."""
+    """Check the data against the kit's experiment, and show what will be sent."""
     kit = about(folder)
     given = study.from_text(kit["experiment"], folder / "preview")
     console.print(
@@ -31,18 +31,18 @@ def preview(folder: Path, settings: Settings, console: Console) -> None:
     )
     if given.schema is None:
         if settings.data != "builtin":
-            raise FedbilevelError("this study uses the task's own data: join with --data builtin.")
-        console.print("The study uses the task's own data; nothing of this machine is read.")
+            raise FedbilevelError("this experiment uses the task's own data: join with --data builtin.")
+        console.print("The experiment uses the task's own data; no file of this site is read.")
         return
     if settings.data == "builtin":
-        raise FedbilevelError("this study needs data of this site: give --data FILE.")
+        raise FedbilevelError("this experiment needs data of this site: join with --data FILE.")
     examples = schema.load(settings.data, given.schema, settings.columns, settings.source(folder))
     facts = given.summarize(examples)
     built = given.build(examples)
     train, validation, test = study.parts_of(built, examples)
     console.print(
-        f"Checked: {settings.data} has {len(examples.labels)} rows as the experiment wants them: {train} for "
-        f"training, {validation} for validation, {test} for the test.",
+        f"Checked: {settings.data} has {len(examples.labels)} rows that fit the experiment: {train} for training, "
+        f"{validation} for validation, {test} for testing.",
         highlight=False,
         soft_wrap=True,
     )
@@ -60,8 +60,7 @@ def preview(folder: Path, settings: Settings, console: Console) -> None:
     console.print(
         "Never sent: rows, labels, file names"
         + (", and this site's part of x, which belongs to its rows." if built.task.problem.private_x else ".")
-        + " What is sent are means of gradients or models of this site; docs/federation.md says what can be learnt "
-        "from them.",
+        + " The site sends means of gradients, or models; docs/federation.md explains what they can reveal.",
         highlight=False,
         soft_wrap=True,
     )
@@ -73,15 +72,15 @@ def _named(exchange: Exchange, party: Party) -> list[str]:
 
 
 def shown(name: str) -> str:
-    """The name of an array of a message as people know it: that a vector holds a tree says nothing to them."""
+    """The name of an array of a message for users, without the internal names of a vector's parts."""
     return name.replace(".tree", "")
 
 
 def ledger(folder: Path, console: Console, last: int = 0) -> None:
-    """Tables of what has left a site."""
+    """Print tables of what a site has sent."""
     path = folder / LEDGER
     if not path.exists():
-        raise FedbilevelError(f"{folder} has answered nothing yet, or is not a folder of a site.")
+        raise FedbilevelError(f"{folder} has sent nothing yet, or is not the folder of a site.")
     lines = list(json_lines(path))
     runs: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(lambda: [0, 0, 0, 0, {}, ""]))
     for line in lines:
@@ -97,11 +96,11 @@ def ledger(folder: Path, console: Console, last: int = 0) -> None:
         table.add_column("what left", overflow="fold")
         for what, (times, came, left, failed, arrays, error) in totals.items():
             shapes = ", ".join(f"{shown(name)}{arrays[name]['shape']}" for name in sorted(arrays))
-            more = "; ".join(text for text in (shapes, error and f"the last failure: {error}") if text)
+            more = "; ".join(text for text in (shapes, error and f"last failure: {error}") if text)
             table.add_row(what, str(times), str(failed), f"{came:,}", f"{left:,}", escape(more))
         console.print(table)
     if last:
-        each = Table("time", "asked for", "bytes out", "what left (norm)")
+        each = Table("time", "request", "bytes out", "what was sent (norm)")
         for line in lines[-last:]:
             arrays = ", ".join(f"{shown(name)} {a['norm']:.3g}" for name, a in sorted(line["left"].items()))
             when = np.datetime64(int(line["time"]), "s")

@@ -18,7 +18,7 @@ from pathlib import Path
 def start(
     module: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
 ) -> "subprocess.Popen[bytes]":
-    """Start a module as a child of this process; what it prints goes into a log."""
+    """Start a module as a child of this process; its output goes into a log."""
     command = [sys.executable, "-u", "-m", "fedbilevel.federation.process", module, *arguments]
     with log.open("ab") as file:
         return subprocess.Popen(
@@ -32,7 +32,7 @@ def start(
 
 
 def end(*children: "subprocess.Popen[bytes]", seconds: float = 10.0) -> None:
-    """End children, at the same time; those who do not end in time are killed, with what they started."""
+    """End children, all at once; those that do not end in time are killed, with everything they started."""
     for child in children:
         if child.poll() is None:
             child.terminate()

@@ -1,11 +1,11 @@
-"""A federation on paper: who takes part, their certificates, and one start-up kit for each.
+"""The setup of a federation: who takes part, their certificates, and one start-up kit for each.
 
 ``hospitals.toml``::
 
     name = "hospitals"
     host = "coordinator.example.org"   # where the server is reached
     port = 8102
-    experiment = "heart.toml"          # what is going to be computed; sites see it before they join
+    experiment = "heart.toml"          # what will be computed; sites see it before they join
 
     [[parties]]
     name = "cleveland"
@@ -15,8 +15,8 @@
     name = "anna"
     role = "coordinator"               # may start runs; the folder itself is one, so none is needed
 
-The folder that ``create`` makes holds the keys of the project's own certificate authority: whoever has it can admit
-parties. Everything secret in it is readable by its owner only.
+The folder that ``create`` makes contains the keys of the project's own certificate authority: anybody who has them can
+admit parties. Everything secret in it is readable by its owner only.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ class Project:
 
     @property
     def sites(self) -> list[str]:
-        """Those with data, in the order in which they are numbered; who was revoked is no longer among them."""
+        """The parties with data, in the order of their numbers, without those that were revoked."""
         return [name for name, role in self.parties.items() if role == "site" and name not in self.revoked]
 
 
@@ -73,16 +73,17 @@ def read(path: Path) -> Project:
     except OSError as error:
         raise FedbilevelError(f"{path} cannot be read: {error.strerror}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FedbilevelError(f"{path} is no valid TOML: {error}.") from None
+        raise FedbilevelError(f"{path} is not valid TOML: {error}.") from None
     known = {"name": str, "host": str, "port": int, "experiment": str, "parties": list}
     for key, value in table.items():
         if key not in known:
             raise UnknownName("entry", key, known, f"{path}: ")
         if not isinstance(value, known[key]) or isinstance(value, bool):
-            raise FedbilevelError(f"{path}: {key} must be a {known[key].__name__}.")
+            kind = {str: "text", int: "a whole number", list: "an array of tables"}[known[key]]
+            raise FedbilevelError(f"{path}: {key} must be {kind}.")
     for key in known:
         if key not in table:
-            raise FedbilevelError(f"{path} does not say its {key}.")
+            raise FedbilevelError(f"{path} lacks {key}.")
     parties: dict[str, str] = {}
     for party in table["parties"]:
         name, role = (party.get("name"), party.get("role", "site")) if isinstance(party, dict) else (None, None)
@@ -96,7 +97,7 @@ def read(path: Path) -> Project:
         parties[name] = role
     check_name(table["name"])
     if not 1 <= table["port"] <= 65535:
-        raise FedbilevelError(f"{path}: port is a number from 1 to 65535, not {table['port']}.")
+        raise FedbilevelError(f"{path}: port must be a number from 1 to 65535, but is {table['port']}.")
     if "site" not in parties.values():
         raise FedbilevelError(f'{path}: no party has data; write role = "site" for those that do.')
     file = path.parent / table["experiment"]
@@ -106,10 +107,10 @@ def read(path: Path) -> Project:
 
 
 def check_name(name: str) -> None:
-    """Refuse names that do not go into a certificate."""
+    """Refuse names that cannot be in a certificate."""
     if not NAME.fullmatch(name) or name.lower() in ("server", "admin", ADMIN):
         raise FedbilevelError(
-            f"'{name}' cannot be a name here: use letters, digits and hyphens, and neither server, admin nor {ADMIN}."
+            f"'{name}' is not a valid name: use letters, digits and hyphens, and not server, admin or {ADMIN}."
         )
 
 
@@ -119,30 +120,30 @@ def load(folder: Path) -> Project:
         known = json.loads((folder / FILE).read_text())
     except (OSError, ValueError):
         raise FedbilevelError(
-            f"{folder} is no folder of a federation: make one with 'fedbilevel federation create FILE.toml'."
+            f"{folder} is not the folder of a federation: create one with 'fedbilevel federation create FILE.toml'."
         ) from None
     return Project(**{**known, "revoked": tuple(known["revoked"])})
 
 
 def save(project: Project, folder: Path) -> None:
-    """Write down who takes part."""
+    """Save who takes part."""
     write_atomically(folder / FILE, json.dumps(project.__dict__, indent=1).encode())
 
 
 def find(folder: Path | None) -> Path:
-    """The folder of the federation that is meant: the only one here, if none is named."""
+    """The folder of a federation: the only one here, if none is named."""
     if folder is not None:
         load(folder)
         return folder
     found = [path.parent for path in [Path(FILE), *sorted(Path().glob(f"*/{FILE}"))] if path.is_file()]
     if len(found) != 1:
         seen = ", ".join(map(str, found)) or "none"
-        raise FedbilevelError(f"say which federation: --federation FOLDER (here: {seen}).")
+        raise FedbilevelError(f"name the federation with --federation FOLDER (here: {seen}).")
     return found[0]
 
 
 def create(project: Project, folder: Path) -> list[Path]:
-    """Make the folder with the server, the coordinator and a kit for every party; the kits."""
+    """Create the folder with the server, the coordinator and a kit for every party. Returns the kits."""
     needs_flare()
     if folder.exists() and any(folder.iterdir()):
         raise FedbilevelError(f"the folder {folder} is not empty: choose another one with --out.")
@@ -155,15 +156,15 @@ def create(project: Project, folder: Path) -> list[Path]:
 
 
 def add(folder: Path, name: str, role: str = "site") -> Path:
-    """Admit one more party; its kit."""
+    """Add a party, and return its kit."""
     needs_flare()
     project = load(folder)
     check_name(name)
     if role not in ROLES:
         raise UnknownName("role", role, ROLES)
     if name in project.parties:
-        more = " A name that was revoked is not used again." if name in project.revoked else ""
-        raise FedbilevelError(f"there is a party called {name} already.{more}")
+        more = " A revoked name cannot be used again." if name in project.revoked else ""
+        raise FedbilevelError(f"there is already a party called {name}: choose another name.{more}")
     project = Project(**{**project.__dict__, "parties": {**project.parties, name: role}})
     with _private():
         _provision(project, folder)
@@ -172,20 +173,20 @@ def add(folder: Path, name: str, role: str = "site") -> Path:
 
 
 def revoke(folder: Path, name: str) -> None:
-    """Never admit this party again, whatever certificate it has. The server refuses it from its next start on; a
-    server that runs is told by ``coordinator.py``.
+    """Exclude a party for good, whatever certificate it has. The server refuses it from its next start on; a running
+    server is told by ``coordinator.py``.
     """
     project = load(folder)
     if name not in project.parties:
         raise UnknownName("party", name, project.parties)
     if project.parties[name] != "site":
         raise FedbilevelError(
-            f"{name} is no site, and FLARE can refuse sites only: make a new federation if this key is lost."
+            f"{name} is not a site, and FLARE can refuse only sites: create a new federation if this key is lost."
         )
     if name not in project.revoked:
         save(Project(**{**project.__dict__, "revoked": (*project.revoked, name)}), folder)
     disabled = sorted(load(folder).revoked)
-    # FLARE reads this file when it starts, and refuses whoever is in it.
+    # FLARE reads this file when it starts, and refuses the parties in it.
     write_atomically(folder / "server" / "disabled_clients.json", json.dumps({"disabled_clients": disabled}).encode())
     kit(folder, name).unlink(missing_ok=True)
 
@@ -197,7 +198,7 @@ def kit(folder: Path, name: str) -> Path:
 
 @contextlib.contextmanager
 def _private() -> Iterator[None]:
-    """What is written meanwhile is readable by its owner only."""
+    """Make files that are written in this context readable by their owner only."""
     before = os.umask(0o077)
     try:
         yield
@@ -206,7 +207,7 @@ def _private() -> Iterator[None]:
 
 
 def _provision(project: Project, folder: Path) -> None:
-    """Certificates and FLARE's start-up files, for parties that have none yet."""
+    """Make certificates and FLARE's start-up files for parties that have none yet."""
     from nvflare.lighter.prov_utils import prepare_builders
     from nvflare.lighter.provision import prepare_project
     from nvflare.lighter.provisioner import Provisioner
@@ -245,7 +246,7 @@ def _provision(project: Project, folder: Path) -> None:
         with contextlib.redirect_stdout(messages), contextlib.redirect_stderr(messages):
             made = Provisioner(str(folder / "authority"), prepare_builders(wanted)).provision(prepare_project(wanted))
     except Exception as error:
-        raise FedbilevelError(f"the certificates could not be made: {error}") from error
+        raise FedbilevelError(f"the certificates could not be created: {error}") from error
     result = Path(made["current_prod_dir"])
     server = folder / "server"
     if not server.exists():
@@ -278,7 +279,7 @@ def _email(name: str, project: Project) -> str:
 
 
 def _restrict(folder: Path, classes: tuple[str, ...]) -> None:
-    """Nothing but our installed classes is run: no other component, and no job that brings code."""
+    """Allow only our installed classes: no other component, and no job that brings code."""
     local = folder / "local"
     resources = json.loads((local / "resources.json.default").read_text())
     resources["class_list_enforcement_mode"] = "enforce"
@@ -300,7 +301,7 @@ def _restrict(folder: Path, classes: tuple[str, ...]) -> None:
 
 
 def _keep_inside(server: Path) -> None:
-    """FLARE's jobs and snapshots belong into the server's folder, not into a folder that all users share."""
+    """Keep FLARE's jobs and snapshots in the server's folder, not in a folder that all users share."""
     path = server / "local" / "resources.json"
     resources = json.loads(path.read_text())
     resources["servers"][0]["heart_beat_timeout"] = 20
@@ -314,7 +315,7 @@ def _keep_inside(server: Path) -> None:
 
 
 def pack(source: Path, path: Path) -> None:
-    """A folder as a zip file that only its owner can read."""
+    """Write a folder to a zip file that only its owner can read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
         for part in sorted(source.rglob("*")):
@@ -324,13 +325,13 @@ def pack(source: Path, path: Path) -> None:
 
 
 def unpack(path: Path, folder: Path) -> dict[str, Any]:
-    """Unpack a kit into a folder of its party; what the kit says. A folder that has this kit already stays as it is."""
+    """Unpack a kit into its party's folder, unless it is there already. Returns what the kit says."""
     try:
         with zipfile.ZipFile(path) as file:
             about = json.loads(file.read("kit.json"))
             names = file.namelist()
             if any(Path(name).is_absolute() or ".." in Path(name).parts for name in names):
-                raise FedbilevelError(f"{path} is no start-up kit: it wants to write outside of its folder.")
+                raise FedbilevelError(f"{path} is not a start-up kit: it would write outside its folder.")
             if (folder / "kit.json").exists():
                 if (folder / "startup" / "client.crt").read_bytes() != file.read("startup/client.crt"):
                     raise FedbilevelError(f"{folder} belongs to another kit: choose another folder with --folder.")
@@ -342,5 +343,5 @@ def unpack(path: Path, folder: Path) -> dict[str, Any]:
                 for part in {folder / above for name in names for above in [Path(name), *Path(name).parents[:-1]]}:
                     part.chmod(0o700 if part.is_dir() else 0o600)
     except (OSError, zipfile.BadZipFile, KeyError, ValueError) as error:
-        raise FedbilevelError(f"{path} is no start-up kit: {error}.") from None
+        raise FedbilevelError(f"{path} is not a start-up kit: {error}.") from None
     return about

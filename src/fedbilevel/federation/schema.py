@@ -10,8 +10,7 @@ A schema is part of an experiment file::
     pain = { values = [1, 2, 3, 4] }                # one of these: becomes a column of 0 and 1 for each
     thal = { values = [3, 6, 7], needed = true }    # may not be missing
 
-or, for images, ``image = { shape = [28, 28] }`` instead of the features. Errors speak of the site's own columns and
-rows.
+or, for images, ``image = { shape = [28, 28] }`` instead of the features. Errors name the site's own columns and rows.
 """
 
 import csv
@@ -43,7 +42,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class Schema:
-    """What every site must have: features or images, a label, and perhaps a column that says what a row is for."""
+    """What every site must have: features or images, a label, and optionally a column with the part of each row."""
 
     label: str
     classes: tuple[Any, ...]
@@ -67,7 +66,7 @@ def read(table: Mapping[str, Any]) -> Schema:
         if key not in kinds:
             raise UnknownName("entry of [schema]", key, kinds)
         if not isinstance(value, kinds[key]):
-            raise FedbilevelError(f"[schema]: {key} must be a {'table' if kinds[key] is dict else 'text'}.")
+            raise FedbilevelError(f"[schema]: {key} must be {'a table' if kinds[key] is dict else 'text'}.")
     label = table.get("label", {})
     values = label.get("values")
     if not isinstance(label.get("column"), str) or not isinstance(values, list) or len(values) < 2:
@@ -82,7 +81,7 @@ def read(table: Mapping[str, Any]) -> Schema:
         types = {"least": (int, float), "most": (int, float), "values": list, "needed": bool}
         for key, value in entry.items():
             if not isinstance(value, types[key]):
-                raise FedbilevelError(f"[schema.features]: {name} has {key} = {value!r}, which is of the wrong kind.")
+                raise FedbilevelError(f"[schema.features]: {name} has {key} = {value!r}, which has the wrong type.")
         entries: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}
         features[name] = Feature(**entries)
     shape = tuple(table.get("image", {}).get("shape", ()))
@@ -105,7 +104,7 @@ def load(source: str, schema: Schema, mapping: Mapping[str, str], site: str) -> 
     Args:
         source: a .csv, .parquet or .npz file, a folder of images, or a function as "package.module:function".
         schema: what is expected.
-        mapping: what the schema's columns are called here, where that differs.
+        mapping: the site's own names of the schema's columns, where they differ.
         site: the name that the draw of training, validation and test rows depends on.
     """
     if schema.shape:
@@ -136,7 +135,7 @@ class _Table:
                 f"{self.source} has no column '{own}'"
                 + (f" (the experiment's '{name}')" if own != name else "")
                 + f": it has {', '.join(map(str, self.columns))}. If yours has another name, "
-                f"say --column {name}=YOUR_NAME."
+                f"use --column {name}=YOUR_NAME."
             )
         return own, self.columns[own]
 
@@ -154,7 +153,7 @@ class _Table:
                 codes[row] = numbers[word]
             elif word not in MISSING or needed:
                 said = "nothing" if word in MISSING else f"'{value}'"
-                raise self.wrong(own, row, f"there is {said}, but one of {', '.join(map(str, values))} was expected")
+                raise self.wrong(own, row, f"expected one of {', '.join(map(str, values))}, but found {said}")
         return codes
 
     def feature(self, name: str, column: Feature) -> np.ndarray:
@@ -168,7 +167,7 @@ class _Table:
         for row, value in enumerate(raw):
             if _word(value) in MISSING:
                 if column.needed:
-                    raise self.wrong(own, row, "there is nothing, but a number was expected")
+                    raise self.wrong(own, row, "expected a number, but found nothing")
                 continue
             try:
                 number = float(value)
@@ -191,7 +190,7 @@ def _word(value: Any) -> str:
 
 
 def _columns(source: str, schema: Schema) -> tuple[Mapping[str, Sequence[Any]], int]:
-    """The columns of a table, and the number of its first row as its reader sees it."""
+    """The columns of a table, and the number of its first row as users count it."""
     path = Path(source)
     if ":" in source and not path.exists():
         return _called(source), 0
@@ -202,7 +201,7 @@ def _columns(source: str, schema: Schema) -> tuple[Mapping[str, Sequence[Any]], 
             with path.open(newline="", encoding="utf-8-sig") as file:
                 rows = list(csv.reader(file))
         except UnicodeDecodeError:
-            raise FedbilevelError(f"{source} is not text in UTF-8: save it as 'CSV UTF-8'.") from None
+            raise FedbilevelError(f"{source} is not UTF-8 text: save it as 'CSV UTF-8'.") from None
         except (OSError, csv.Error) as error:
             raise FedbilevelError(f"{source} cannot be read: {error}.") from None
         if not rows:
@@ -211,7 +210,7 @@ def _columns(source: str, schema: Schema) -> tuple[Mapping[str, Sequence[Any]], 
         for number, row in enumerate(rows[1:], 2):
             if len(row) != len(head):
                 raise FedbilevelError(
-                    f"{source}, row {number}: it has {len(row)} values, but there are {len(head)} columns."
+                    f"{source}, row {number} has {len(row)} values, but there are {len(head)} columns."
                 )
         return {name: [row[n] for row in rows[1:]] for n, name in enumerate(head)}, 2  # as a spreadsheet counts
     if path.suffix == ".npz":
@@ -228,11 +227,11 @@ def _columns(source: str, schema: Schema) -> tuple[Mapping[str, Sequence[Any]], 
         except Exception as error:
             raise FedbilevelError(f"{source} cannot be read: {error}.") from None
         return {name: ["" if v is None else v for v in table[name].to_pylist()] for name in table.column_names}, 0
-    raise FedbilevelError(f"{source}: tables are .csv, .parquet or .npz files, or a function package.module:function.")
+    raise FedbilevelError(f"{source} is not a table: give a .csv, .parquet or .npz file, or package.module:function.")
 
 
 def _called(source: str) -> Mapping[str, Sequence[Any]]:
-    """What a function of an installed package, or of a file beside, returns: columns by name."""
+    """The columns by name that a function of an installed package, or of a file next to it, returns."""
     module, _, name = source.partition(":")
     try:
         function = getattr(importlib.import_module(module), name)
@@ -282,7 +281,7 @@ def _images(source: str, schema: Schema) -> tuple[np.ndarray, np.ndarray, np.nda
         parts = table.codes(schema.part, PARTS, needed=True) if schema.part else None
     else:
         if schema.part:
-            raise FedbilevelError(f"{source} needs a labels.csv: the experiment wants a column '{schema.part}'.")
+            raise FedbilevelError(f"{source} needs a labels.csv: the experiment requires a column '{schema.part}'.")
         files, codes = [], []
         for number, value in enumerate(schema.classes):
             if Path(str(value)).name != str(value):  # the experiment comes from elsewhere
@@ -293,7 +292,7 @@ def _images(source: str, schema: Schema) -> tuple[np.ndarray, np.ndarray, np.nda
         labels, parts = np.array(codes, int), None
         if not files:
             raise FedbilevelError(
-                f"{source} has no images: put them into folders called {', '.join(map(str, schema.classes))}, or write "
+                f"{source} has no images: put them into folders called {', '.join(map(str, schema.classes))}, or add "
                 "a labels.csv with the columns file and label."
             )
     if not files:

@@ -1,7 +1,7 @@
-"""The server's side of a run: what FLARE's job process at the server runs.
+"""The server's side of a run: what FLARE's job process runs on the server.
 
-A run has a folder, ``runs/NAME`` in the folder of the federation, in the same form as those of the simulator. After
-every round there is a checkpoint in it, from which the next job goes on if this one ends for whatever reason.
+A run has a folder, ``runs/NAME`` in the folder of the federation, with the same contents as those of the simulator. It
+gets a checkpoint after every round; if this job ends for any reason, the next job continues from there.
 """
 
 import json
@@ -17,7 +17,7 @@ from nvflare.collab import collab
 
 FEDERATION_FOLDER = "FEDBILEVEL_FEDERATION"
 """The environment variable with the folder of the federation."""
-AWAY = "it is away."
+OFFLINE = "it is offline."
 EXCHANGES, STUDY = "exchanges.jsonl", "study.toml"
 
 
@@ -26,7 +26,7 @@ class Server:
 
     Args:
         run: the name of its folder.
-        sites: who takes part, in the order of their numbers; some may be away.
+        sites: who takes part, in the order of their numbers; some may be offline.
     """
 
     def __init__(self, run: str, sites: list[str]) -> None:
@@ -39,7 +39,7 @@ class Server:
 
     @collab.main
     def main(self) -> None:
-        """Compute; what goes wrong is written down for the coordinator."""
+        """Run the study; errors are saved for the coordinator."""
         from fedbilevel.errors import FedbilevelError, NoQuorum
         from fedbilevel.storage import compiled
         from fedbilevel.storage.run_folder import RunFolder
@@ -72,7 +72,7 @@ class Sites:
         for number, message in messages.items():
             name = self.sites[number]
             if name not in self.there or not self._reachable(name):
-                answers[number] = AWAY
+                answers[number] = OFFLINE
                 continue
             # The first message of a kind is compiled before it is answered.
             seconds = self.deadline if method == "handle" and (number, kind) in self.compiled else self.setup_deadline
@@ -89,11 +89,11 @@ class Sites:
                 answers[number] = _reason(failure) if failure is not None else "it did not answer."
                 self.silent[name] = 0.0
         if collab.is_aborted:  # nobody's fault
-            raise RuntimeError("the job was ended; the run goes on with the next one.")
+            raise RuntimeError("the job was ended; the run continues with the next one.")
         return answers
 
     def _reachable(self, name: str) -> bool:
-        """Whether a site that did not answer is there again; the others do not wait long to know."""
+        """Whether a site that did not answer is back; this does not keep the others waiting long."""
         if name in self.silent and time.monotonic() >= self.silent[name]:
             if list(collab.get_clients([name])(blocking=True, timeout=1.0).ping() or ()):
                 del self.silent[name]
@@ -139,8 +139,8 @@ def _compute(folder: Path, sites: list[str]) -> None:
     def setup(
         questions: Mapping[int, Message], arrays: Mapping[str, Any], check: Callable[[Any, Any], object]
     ) -> tuple[dict[int, tuple[Any, Any]], set[int]]:
-        """Ask, and drop who does not answer as it should; who answered, and who was away or whose program ended: these
-        may come back, while who refuses will do so again.
+        """Ask all sites, and drop those whose answer is not valid. Returns the valid answers, and the sites that gave
+        none at all: these may come back, while a site that refuses will refuse again.
         """
         answers = post.ask({m: (question, arrays) for m, question in questions.items()})
         agreed, refused = {}, {}
@@ -167,20 +167,20 @@ def _compute(folder: Path, sites: list[str]) -> None:
     place.enter("setting up", sites=sites, there=sorted(transport.there), refused={})
     everybody = dict.fromkeys(range(len(sites)), Hello(folder.name, study.text, here, len(sites)))
     answers, absent = setup(everybody, {}, lambda answer, reply: study.check_facts(answer.rows, reply))
-    # Sums and sizes are fixed by the first job of a run: whoever is away later does not change them.
+    # Sums and sizes are fixed by the first job of a run: sites that are offline later do not change them.
     facts_file = folder / "facts.safetensors"
     if facts_file.exists():
         known, facts = decode(facts_file.read_bytes())
         rows = np.array(known["rows"])
         if known["copy"] != here:
             then = f"fedbilevel {known['copy']['version']}, jax {known['copy']['jax']}, {known['copy']['numbers']}"
-            raise FedbilevelError(f"this run began with another copy ({then}): install that one, or run it anew.")
+            raise FedbilevelError(f"this run was started with {then}: install these versions, or start a new run.")
     else:
         missing = [name for m, name in enumerate(sites) if m not in answers]
         if missing:
             said = place.info().get("refused", {})
             raise (NoQuorum if absent else FedbilevelError)(
-                "a run begins with everybody, but " + "; ".join(f"{n}: {said.get(n, 'it is away.')}" for n in missing)
+                "a run can only start with all sites, but " + "; ".join(f"{n}: {said.get(n, OFFLINE)}" for n in missing)
             )
         rows = np.array([answers[m][0].rows for m in range(len(sites))])
         facts = together([answers[m][1] for m in range(len(sites))]) if own else {}
@@ -197,7 +197,7 @@ def _compute(folder: Path, sites: list[str]) -> None:
     answers, _ = setup(prepare, facts, lambda answer, _: answer.plan)
     for m, (answer, _) in answers.items():
         if answer.plan != digest:
-            raise FedbilevelError(f"{sites[m]} would compute something else: its exchanges differ from the server's.")
+            raise FedbilevelError(f"{sites[m]} plans other exchanges than the server: install the same versions.")
 
     if study.rules.probe:
         write_atomically(folder / "probe.json", json.dumps(_probe(transport, study.rules.probe)).encode())
@@ -251,7 +251,7 @@ def _compute(folder: Path, sites: list[str]) -> None:
 
 
 def _probe(transport: Sites, sizes: tuple[int, ...]) -> dict[str, Any]:
-    """How long an exchange of so many floats in both directions takes, with all sites at once."""
+    """Measure how long an exchange of these numbers of floats in both directions takes, with all sites at once."""
     import numpy as np
 
     from fedbilevel.engines.messaging.protocol import Echo, pack

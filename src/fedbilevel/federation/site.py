@@ -16,8 +16,8 @@ SITE_FOLDER = "FEDBILEVEL_SITE"
 
 
 class Site:
-    """Besides ``ping``, two things can be called, ``setup`` and ``handle``, with bytes that are checked by the worker,
-    and the seconds it has for them; past these, it is ended and started anew.
+    """What the server can call: ``ping``, and ``setup`` and ``handle`` with a message that the worker checks, and the
+    seconds it has to answer. A worker that takes longer is ended and restarted.
     """
 
     def __init__(self) -> None:
@@ -29,12 +29,12 @@ class Site:
 
     @collab.publish
     def ping(self) -> bool:
-        """It is there."""
+        """Reply that this site is connected."""
         return True
 
     @collab.publish
     def setup(self, message: bytes, seconds: float) -> bytes:
-        """A message that every new worker gets."""
+        """Answer a message that every new worker gets first."""
         with self.lock:
             self._set_up()
             answer = self._ask(message, seconds)
@@ -43,12 +43,12 @@ class Site:
 
     @collab.publish
     def handle(self, message: bytes, seconds: float) -> bytes:
-        """A message of a round."""
+        """Answer a message of a round."""
         with self.lock:
             return self._ask(message, max(seconds, self._set_up()))
 
     def _set_up(self) -> float:
-        """Tell a new worker what the one before was told; how long a message may take then, as it compiles again."""
+        """Set up a new worker as the one before. Returns how long a message may take now, as it compiles again."""
         if self.process is not None and self.process.poll() is None:
             return 0.0
         for message, seconds in self.first:
@@ -62,7 +62,7 @@ class Site:
         assert process is not None
         assert process.stdin is not None
         assert process.stdout is not None
-        late = threading.Timer(deadline, process.kill)  # a pipe has room for so much only, if nobody reads it
+        late = threading.Timer(deadline, process.kill)  # writing blocks when a pipe is full and nobody reads it
         late.start()
         began = time.monotonic()
         try:
@@ -77,9 +77,9 @@ class Site:
             process.wait()
             took = time.monotonic() - began
             raise RuntimeError(
-                f"its program took over {deadline:g} seconds."
+                f"its program took longer than {deadline:g} seconds."
                 if took >= deadline
-                else "its program ended in the middle of this."
+                else "its program ended unexpectedly; see worker.log at the site."
             )
         return answer
 

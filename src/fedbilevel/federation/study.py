@@ -1,7 +1,7 @@
 """A study: what a federation computes. An experiment file with two more tables, ``[federation]`` and ``[schema]``.
 
-Without a schema, the task's own data are used, every party having one client of them: to try a federation out, and to
-compare it with the simulator.
+Without a schema, the task's own data are used, one client for each party: to try a federation out, and to compare it
+with the simulator.
 """
 
 import dataclasses
@@ -38,16 +38,16 @@ def _option(default: Any, help: str) -> Any:
 
 @dataclass(frozen=True)
 class Rules:
-    """How a run deals with parties that are late or away: the table ``[federation]``."""
+    """How a run deals with sites that are late or offline: the table ``[federation]``."""
 
     quorum: int = _option(
-        0, "least number of valid answers, or all if fewer are asked; 0: more than half of those asked"
+        0, "fewest valid replies to an exchange, or all if fewer sites are asked; 0: more than half of those asked"
     )
-    deadline: float = _option(60.0, "seconds that a party has to answer an exchange")
-    setup_deadline: float = _option(300.0, "seconds to load the data and to compile")
-    patience: float = _option(60.0, "seconds to wait for parties that are away before going on without them")
+    deadline: float = _option(60.0, "seconds that a site has to reply to an exchange")
+    setup_deadline: float = _option(300.0, "seconds that a site has to load its data and to compile")
+    patience: float = _option(60.0, "seconds to wait for sites that are offline before continuing without them")
     weights: str = _option("equal", "'equal', or 'size': by the number of training rows")
-    probe: tuple[int, ...] = _option((), "before the run, measure exchanges of these numbers of floats; see probe.json")
+    probe: tuple[int, ...] = _option((), "sizes in floats: time exchanges of these before the run, see probe.json")
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,9 @@ class Study:
             given[key] = convert(key, value, given[key], place)
         rules = Rules(**given)
         if rules.weights not in ("equal", "size"):
-            raise FedbilevelError(f"[federation]: weights is 'equal' or 'size', not '{rules.weights}'.")
+            raise FedbilevelError(f"[federation]: weights must be 'equal' or 'size', but is '{rules.weights}'.")
         if rules.quorum < 0 or min(rules.deadline, rules.setup_deadline) <= 0 or rules.patience < 0:
-            raise FedbilevelError(
-                "[federation]: quorum and patience must not be negative, and deadlines must be above 0."
-            )
+            raise FedbilevelError("[federation]: quorum and patience must be at least 0, and deadlines greater than 0.")
         schema = schemas.read(tables["schema"]) if tables["schema"] else None
         own = {table: tables[table] for table in configuration.TABLES}
         name = own["task"].pop("name")
@@ -83,22 +81,22 @@ class Study:
         return Study(experiment, rules, schema, path.read_text())
 
     def summarize(self, examples: Examples) -> Facts:
-        """What a site tells of its rows before the first round."""
+        """What a site sends about its rows before the first round."""
         function = SITE_TASKS[self.experiment.task].facts
         taken = inspect.signature(function).parameters
         return function(examples, **{k: v for k, v in self._options().items() if k in taken})
 
     def check_facts(self, rows: Any, facts: Facts) -> None:
-        """Refuse what no site can be like."""
+        """Refuse a summary that cannot be right."""
         if self.schema is None:
             return
         shapes = self.summarize(schemas.blank(self.schema))
         if facts.keys() != shapes.keys() or any(np.shape(facts[k]) != np.shape(v) for k, v in shapes.items()):
-            raise FedbilevelError("its sums have other names or shapes.")
+            raise FedbilevelError("its sums have unexpected names or shapes.")
         if not all(np.all(np.isfinite(array)) for array in facts.values()):
-            raise FedbilevelError("its sums hold NaN or infinite numbers.")
+            raise FedbilevelError("its sums contain NaN or infinite numbers.")
         if not isinstance(rows, int) or rows < 1:
-            raise FedbilevelError(f"its number of rows is {rows!r}.")
+            raise FedbilevelError(f"its number of rows is {rows!r}, which is not valid.")
 
     def _options(self) -> dict[str, Any]:
         parameters = inspect.signature(SITE_TASKS[self.experiment.task].task).parameters
@@ -107,8 +105,8 @@ class Study:
         return {"seed": self.experiment.seed, **settings.values_for("task", defaults, self.experiment.places)}
 
     def build(self, examples: Examples | None = None, facts: Facts | None = None) -> Built:
-        """The task and the algorithm: of a site with its rows, of the server with blank ones; without a schema, of all
-        clients.
+        """The task and the algorithm: for a site with its rows, for the server with blank ones; without a schema, for
+        all clients.
         """
         if self.schema is None:
             return self.experiment.build()
@@ -117,15 +115,15 @@ class Study:
         return self.experiment.build(partial(SITE_TASKS[self.experiment.task].task, examples, facts))
 
     def quorum(self, clients: int) -> int:
-        """The least number of valid answers."""
+        """The fewest valid replies to an exchange."""
         quorum = self.rules.quorum or clients // 2 + 1
         if quorum > clients:
-            raise FedbilevelError(f"[federation]: quorum is {quorum}, but there are {clients} parties.")
+            raise FedbilevelError(f"[federation]: quorum is {quorum}, but there are only {clients} sites.")
         return quorum
 
 
 def from_text(text: str, folder: Path) -> Study:
-    """The study that was sent; its file is kept."""
+    """Save the text of a study to a folder, and read it."""
     path = folder / "study.toml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -143,7 +141,7 @@ def code() -> str:
 
 
 def facts_of_copy() -> dict[str, str]:
-    """What must be the same at the server and at the sites for the same numbers."""
+    """What must agree between the server and the sites for the same numbers: versions, code, precision."""
     return {
         "version": version("fedbilevel"),
         "code": code(),
@@ -153,16 +151,13 @@ def facts_of_copy() -> dict[str, str]:
 
 
 def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str:
-    """Why two copies do not fit, in words; empty if they do."""
+    """Why a site's copy does not fit the server's, or "" if it does."""
     if here["version"] != there.get("version"):
         return f"it has fedbilevel {there.get('version')}, the server {here['version']}: install the same version."
     if here["code"] != there.get("code"):
-        return f"its fedbilevel {here['version']} has other code than the server's: reinstall the same one."
+        return f"its copy of fedbilevel {here['version']} differs from the server's: install the same one on both."
     if here["numbers"] != there.get("numbers"):
-        return (
-            f"it computes in {there.get('numbers')}, the server in {here['numbers']}: set JAX_ENABLE_X64 to the same "
-            "value."
-        )
+        return f"it computes in {there.get('numbers')}, the server in {here['numbers']}: use the same JAX_ENABLE_X64."
     if here["jax"].split(".")[:2] != there.get("jax", "").split(".")[:2]:
         return f"it has jax {there.get('jax')}, the server {here['jax']}: install the same version."
     return ""
@@ -177,7 +172,7 @@ def plan_digest(plan: Plan, built: Built) -> str:
 
 
 def fewest_rows(built: Built, examples: Examples) -> int:
-    """The least number of rows of a site behind a number that it shares."""
+    """The fewest rows of a site that any number it sends is computed from."""
     batch = built.task.batch_size
     sizes = batch.values() if isinstance(batch, Mapping) else [batch]
     return min([*parts_of(built, examples), *(size for size in sizes if size is not None)])
@@ -201,7 +196,7 @@ def server_task(built: Built, clients: int, counts: np.ndarray, rules: Rules, ow
     if not own:
         if len(built.task.clients) != clients:
             raise FedbilevelError(
-                f"the task has {len(built.task.clients)} clients, but the federation {clients} parties: "
+                f"the task has {len(built.task.clients)} clients, but the federation has {clients} sites: "
                 f"set clients = {clients} in [task]."
             )
         return built.task

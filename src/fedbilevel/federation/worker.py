@@ -1,8 +1,8 @@
-"""A site's compiled program, in a process of its own: if it crashes or hangs, another one is started.
+"""A site's compiled program, in a process of its own: if it crashes or hangs, it is restarted.
 
-It reads messages from its standard input and writes answers to its standard output, each behind its length. The first
-two messages set it up: ``hello`` (which study? the answer is a summary of the site's rows) and ``prepare`` (what all
-sites together are; the answer is a hash of everything that will be exchanged). All others go to
+It reads messages from its standard input and writes answers to its standard output, each preceded by its length. The
+first two messages set it up: ``hello`` (the study; the answer is a summary of the site's rows) and ``prepare`` (sums
+over all sites; the answer is a hash of everything that will be exchanged). All others go to
 :class:`fedbilevel.engines.messaging.party.Party`.
 """
 
@@ -27,7 +27,7 @@ Answer = tuple[Any, Arrays]
 
 @dataclass(frozen=True)
 class Limits:
-    """What a site agrees to; anything else is refused by the site itself."""
+    """What a site agrees to; it refuses anything else."""
 
     largest_upload: float = 100.0  # megabytes of one answer
     algorithms: tuple[str, ...] = ()  # none: all
@@ -47,12 +47,12 @@ class Settings:
     limits: Limits = Limits()
 
     def save(self, folder: Path) -> None:
-        """Write it down for the processes of the site."""
+        """Save the settings for the processes of the site."""
         (folder / SETTINGS).write_text(json.dumps(asdict(self), indent=1))
 
     def source(self, folder: Path) -> str:
-        """What rows are dealt out by: the site's name, and something that only the site knows. So the server does not
-        know which rows are in which sum, nor in which batch.
+        """What seeds the split of the rows: the site's name and a secret of the site. So the server cannot know which
+        rows are in which sum or batch.
         """
         path = folder / SECRET
         if not path.exists():
@@ -62,7 +62,7 @@ class Settings:
 
     @staticmethod
     def load(folder: Path) -> "Settings":
-        """As it was written down."""
+        """The settings that were saved in a folder."""
         known = json.loads((folder / SETTINGS).read_text())
         limits: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in known.pop("limits").items()}
         return Settings(**known, limits=Limits(**limits))
@@ -79,7 +79,7 @@ def receive(stream: BinaryIO) -> bytes | None:
 
 
 def send(stream: BinaryIO, message: bytes) -> None:
-    """Write a message behind its length."""
+    """Write a message, preceded by its length."""
     stream.write(struct.pack("<Q", len(message)))
     stream.write(message)
     stream.flush()
@@ -96,7 +96,7 @@ class Worker:
         self.run, self.clients = "", 0
 
     def handle(self, message: bytes) -> bytes:
-        """Answer a message, and note what leaves."""
+        """Answer a message, and log what is sent."""
         from fedbilevel.engines.messaging.protocol import Failed, handle, pack
 
         handled = handle(message, self._handlers())
@@ -105,7 +105,7 @@ class Worker:
             answer = replace(answer, error=answer.error.replace(f"{self.folder}{os.sep}", ""))
         packed, most = pack(answer, arrays), self.settings.limits.largest_upload
         if len(packed) > most * 1e6:
-            problem = f"its answer has {len(packed) / 1e6:.1f} MB, but it sends at most {most:g}."
+            problem = f"its answer has {len(packed) / 1e6:.1f} MB, but it sends at most {most:g} MB."
             arrays, packed = {}, pack(Failed(problem), {})
         self._note(handled.message, len(message), len(packed), arrays, problem)
         return packed
@@ -124,13 +124,13 @@ class Worker:
         return {**setup, **of_run, Finish: self._finish}
 
     def _echo(self, message: Any, arrays: Arrays) -> Answer:
-        """How fast is the way?"""
+        """Send the arrays back, to measure the network."""
         from fedbilevel.engines.messaging.protocol import Done
 
         return Done(), arrays
 
     def _hello(self, message: Any, arrays: Arrays) -> Answer:
-        """Look at the study, and say what the rows of this site are like."""
+        """Check the study, and summarise the rows of this site."""
         from fedbilevel.engines.messaging.protocol import Facts, Private
         from fedbilevel.errors import FedbilevelError
         from fedbilevel.federation import schema, study
@@ -139,22 +139,22 @@ class Worker:
         if reason := study.difference(message.copy, study.facts_of_copy()):
             raise FedbilevelError(reason)
         if not RUN_NAME.fullmatch(message.run):
-            raise FedbilevelError("this is no name of a run.")
+            raise FedbilevelError("the server sent an invalid name for the run.")
         self.run, self.clients = message.run, message.clients
         given = study.from_text(message.study, self.folder / "runs" / self.run)
         limits, name = self.settings.limits, given.experiment.task
         if limits.experiment and message.study != limits.experiment:
-            raise FedbilevelError("it takes part in the experiment of its kit only, and this is another one.")
+            raise FedbilevelError("it takes part only in the experiment of its kit, and this is another one.")
         if limits.tasks and name not in limits.tasks:
             raise FedbilevelError(f"it does not take part in the task '{name}'.")
         if message.clients < limits.min_clients:
-            raise FedbilevelError(f"it wants at least {limits.min_clients} parties, but there are {message.clients}.")
+            raise FedbilevelError(f"it needs at least {limits.min_clients} parties, but there are {message.clients}.")
         builtin = self.settings.data == "builtin"
         if builtin != (given.schema is None):
             raise FedbilevelError(
-                "it was started with --data builtin, but the study has a schema: give the site's own data."
+                "it was started with --data builtin, but the experiment has a schema: give the site's own data."
                 if builtin
-                else "the study has no schema, so it uses the task's own data: start the site with --data builtin."
+                else "the experiment has no schema and uses the task's own data: start the site with --data builtin."
             )
         if given.schema is None:
             self.study = given
@@ -169,8 +169,8 @@ class Worker:
         self._check_algorithm(built)
         if study.fewest_rows(built, examples) < limits.min_rows:
             raise FedbilevelError(
-                f"it shares numbers about at least {limits.min_rows} rows only, and has fewer for training, validation "
-                "or test, or batches are smaller."
+                f"it only sends numbers computed from at least {limits.min_rows} rows, but has fewer for training, "
+                "validation or test, or batches are smaller."
             )
         self.study, self.examples = given, examples
         return Facts(int(built.task.layout.longest[0])), dict(facts)
@@ -183,14 +183,14 @@ class Worker:
             raise FedbilevelError(f"it does not run the algorithm '{built.experiment.algorithm}'.")
 
     def _prepare(self, message: Any, arrays: Arrays) -> Answer:
-        """Build the program, knowing what all sites together are."""
+        """Build the program, given the sums over all sites."""
         from fedbilevel.engines.messaging.party import Party
         from fedbilevel.engines.messaging.protocol import Prepared
         from fedbilevel.errors import FedbilevelError
         from fedbilevel.federation.study import plan_digest, site_task
 
         if self.study is None or message.clients != self.clients:
-            raise FedbilevelError("this is not the study it agreed to.")
+            raise FedbilevelError("this is not the experiment it agreed to.")
         own = self.study.schema is not None
         built = self.study.build(self.examples, arrays) if own else self.study.build()
         self._check_algorithm(built)
@@ -208,7 +208,7 @@ class Worker:
         return Prepared(plan_digest(self.party.plan, built)), {}
 
     def _finish(self, message: Any, arrays: Arrays) -> Answer:
-        """The site keeps the result, with what is its own of it."""
+        """Save the result at the site, with its own part of it."""
         import numpy as np
 
         from fedbilevel.engines.messaging.party import TRACED
@@ -225,7 +225,7 @@ class Worker:
         return Done(), {}
 
     def _note(self, message: Any, bytes_in: int, bytes_out: int, left: Arrays, problem: str) -> None:
-        """One line for every message: what came, and what left; what went wrong as only the site may know it."""
+        """Log one line per message: what was received and sent, and errors in full, which stay at the site."""
         import numpy as np
 
         line = {

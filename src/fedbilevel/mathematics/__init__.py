@@ -1,4 +1,4 @@
 """Functions that several algorithms share: hypergradients, Neumann series, local descent, averages, compression.
 
-Imports core; every folder below may import it, above all algorithms.
+Imports core; algorithms and every folder below may import it.
 """

@@ -1,8 +1,8 @@
-"""Averages over clients for algorithms that were made for one machine: each average is one exchange.
+"""Averages over clients for algorithms that were designed for one machine: each average is one exchange.
 
-Such an algorithm knows f and g only through gradients and products. Every one of these is linear in f and g, so that
-the average over clients is the gradient or product of the whole, and the algorithm is as exact as on one machine. What
-concerns f costs no exchange if the server holds the upper loss.
+Such an algorithm sees f and g only through gradients and products. All of these are linear in f and g, so the average
+over clients is the gradient or product of the whole, and the algorithm is as exact as on one machine. Gradients of f
+cost no exchange if the server holds the upper loss.
 """
 
 from abc import abstractmethod

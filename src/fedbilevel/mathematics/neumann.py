@@ -43,7 +43,7 @@ def local_directions(client: Client, z: Pair, key: Key, tau: float, steps: int) 
 
 
 def check_restart(name: str, restart: bool, shared_batch: bool) -> None:
-    """Refuse a y that restarts for one batch and then sees others."""
+    """Refuse restart without shared_batch: a y that was trained for one batch would then see others."""
     if restart and not shared_batch:
         raise FedbilevelError(f"{name}: restart trains y for one batch, so it needs shared_batch as well.")
 

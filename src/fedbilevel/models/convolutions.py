@@ -1,4 +1,4 @@
-"""What convolutional networks are made of: convolution, pooling and batch normalization.
+"""The parts of convolutional networks: convolution, pooling and batch normalization.
 
 Images are arrays (rows, height, width, channels).
 """
@@ -17,9 +17,9 @@ CACHED = 2**19  # bytes of copies that a core's cache holds, with room for the r
 def convolve(images: jax.Array, filters: jax.Array, stride: int = 1, padding: int = 0) -> jax.Array:
     """The cross-correlation of images (rows, height, width, channels) with filters (height, width, channels, outputs).
 
-    What others call a convolution, as one matrix product of all patches with all filters, or, where filters are few, of
-    whole lines of pixels with a banded matrix. XLA's own convolution is many times slower on the CPU inside a compiled
-    loop, and becomes a grouped one where every client has its own filters.
+    This is what other libraries call a convolution, computed as one matrix product of all patches with all filters, or,
+    where there are few filters, of whole lines of pixels with a banded matrix. XLA's own convolution is many times
+    slower on the CPU inside a compiled loop, and becomes a grouped one where every client has its own filters.
 
     >>> convolve(jnp.ones((2, 8, 8, 3)), jnp.ones((3, 3, 3, 4)), stride=2, padding=1).shape
     (2, 4, 4, 4)
@@ -38,7 +38,7 @@ def convolve(images: jax.Array, filters: jax.Array, stride: int = 1, padding: in
     rows, height, width, _ = images.shape
     if height < tall or width < wide:
         raise FedbilevelError(
-            f"convolve: images of {height} x {width} (padded) are smaller than filters {tall} x {wide}."
+            f"convolve: images of {height} x {width} (padded) are smaller than filters of {tall} x {wide}."
         )
     down, across = (height - tall) // stride + 1, (width - wide) // stride + 1
     last = lambda start, count: start + stride * (count - 1) + 1
@@ -79,7 +79,7 @@ def _images_at_once(rows: int, size: int) -> int:
 
 
 def max_pool(images: jax.Array, size: int = 2) -> jax.Array:
-    """The maximum of every square of this size; a rest at the lower or right border is dropped.
+    """The maximum of every square of this size; what is left at the lower or right border is dropped.
 
     >>> max_pool(jnp.arange(16.0).reshape(1, 4, 4, 1))[0, :, :, 0].tolist()
     [[5.0, 7.0], [13.0, 15.0]]

@@ -1,4 +1,4 @@
-"""Losses and norms, and what a model says of many rows."""
+"""Losses and norms, and the outputs of a model for many rows."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +17,7 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def outputs(apply: Callable[[Tree, jax.Array], jax.Array], parameters: Tree, inputs: Any) -> np.ndarray:
-    """What a model says of many rows: a few hundred at a time, so that memory stays small."""
+    """The outputs of a model for many rows, a few hundred at a time, which needs little memory."""
     inputs = jnp.asarray(inputs)
     return np.asarray(_outputs(apply, parameters, inputs))
 

@@ -1,7 +1,6 @@
 """Models as pairs of functions on pytrees: ``init(key) -> parameters`` and ``apply(parameters, inputs) -> outputs``.
 
-Images are arrays (rows, height, width, channels). Those of type uint8 may stay so until the batch: ``apply`` scales
-them to [0, 1].
+Images are arrays (rows, height, width, channels). They may be uint8: ``apply`` scales them to [0, 1].
 """
 
 from collections.abc import Callable, Sequence
@@ -19,8 +18,8 @@ Layer = dict[str, jax.Array]
 
 
 class Model(NamedTuple):
-    """Any pair of this kind will do; nothing else in the library looks inside. ``apply`` of a model with dropout also
-    takes a key, and drops nothing without one.
+    """A model: any pair of such functions will do. ``apply`` of a model with dropout also takes a key, and drops
+    nothing without one.
     """
 
     init: Callable[[Key], Tree]
@@ -33,7 +32,7 @@ def _he(key: Key, shape: tuple[int, ...], fan_in: int) -> Layer:
 
 
 def _pytorch(key: Key, shape: tuple[int, ...], fan_in: int) -> Layer:
-    """What PyTorch does unless told otherwise: weights and biases uniform in +- 1 / sqrt(fan_in)."""
+    """PyTorch's default: weights and biases uniform in +- 1 / sqrt(fan_in)."""
     bound, (of_weight, of_bias) = fan_in**-0.5, jax.random.split(key)
     return {
         "w": jax.random.uniform(of_weight, shape, minval=-bound, maxval=bound),
@@ -63,10 +62,10 @@ def mlp(*widths: int, initial: str = "he", dropout: float = 0.0) -> Model:
     """
     if len(widths) < 2 or min(widths) < 1:
         raise FedbilevelError(
-            f"mlp: give at least the widths of the inputs and the outputs, all positive, not {widths}."
+            f"mlp needs at least the widths of the inputs and the outputs, all positive, not {widths}."
         )
     if not 0 <= dropout < 1:
-        raise FedbilevelError(f"mlp: dropout is a probability below 1, not {dropout}.")
+        raise FedbilevelError(f"mlp: dropout must be a probability below 1, not {dropout}.")
     return _mlp(widths, initial, dropout)
 
 
@@ -94,8 +93,8 @@ def lenet5(shape: Sequence[int] = (28, 28, 1), classes: int = 10, initial: str =
     """LeNet-5 as it is used today: two 5 x 5 convolutions of 6 and 16 filters, each with ReLU and 2 x 2 max-pooling,
     then fully connected layers of 120, 84 and ``classes`` outputs.
 
-    LeCun et al. (1998) had tanh, trained averages as pooling, a sparse second convolution and a radial output; none
-    of the papers on federated bilevel optimization means that.
+    The original (LeCun et al. 1998) had tanh, trained averages as pooling, a sparse second convolution and a radial
+    output; no paper on federated bilevel optimization means that.
 
     Args:
         shape: height, width and channels of an image. 28 x 28 pixels are padded by 2, as the original was fed; 32 x 32
@@ -106,7 +105,7 @@ def lenet5(shape: Sequence[int] = (28, 28, 1), classes: int = 10, initial: str =
     shape = tuple(shape)
     if len(shape) != 3 or shape[:2] not in ((28, 28), (32, 32)):
         raise FedbilevelError(
-            f"lenet5: images are 28 x 28 or 32 x 32, shape (28, 28, channels) for instance, not {shape}."
+            f"lenet5: images must be 28 x 28 or 32 x 32, for instance shape (28, 28, 1), not {shape}."
         )
     return _lenet5(shape, classes, initial)
 
@@ -164,9 +163,9 @@ def conv4(
     """
     shape = tuple(shape)
     if len(shape) != 3 or min(shape[:2]) < 16:
-        raise FedbilevelError(f"conv4: images are at least 16 x 16, shape (28, 28, 1) for instance, not {shape}.")
+        raise FedbilevelError(f"conv4: images must be at least 16 x 16, for instance shape (28, 28, 1), not {shape}.")
     if norm not in ("none", "batch"):
-        raise FedbilevelError(f"conv4: norm is 'none' or 'batch', not {norm!r}.")
+        raise FedbilevelError(f"conv4: norm must be 'none' or 'batch', not {norm!r}.")
     return _conv4(shape, outputs, filters, norm, initial)
 
 

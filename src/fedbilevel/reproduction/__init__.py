@@ -1,11 +1,11 @@
-"""``fedbilevel reproduce``: an experiment of a paper, run again, and what the paper says beside what came out.
+"""``fedbilevel reproduce``: run an experiment of a paper again, and show its numbers next to ours.
 
 Every experiment is a file in ``experiments/``: what the paper claims, its conditions ("panels"), its methods with the
-parameters that the paper prints or that a search found, the printed numbers, and claims that can hold or fail. Runs are
-kept in a folder of their own and go on after an interruption; the page about them is made from their curves and the
-file alone, verdict included, so that nobody words it.
+parameters that the paper prints or that a search found, the printed numbers, and claims that can hold or fail. Runs
+have a folder of their own and continue after an interruption. Their page, verdict included, is generated only from
+their curves and the file.
 
-Imports runs, report and what stands above them; only cli imports it.
+Imports runs, report and the folders above them; only cli imports it.
 """
 
 from fedbilevel.reproduction.claims import judged, verdict

@@ -1,4 +1,4 @@
-"""Which claims of a paper hold by our runs, and the verdict that follows from them."""
+"""Which claims of a paper hold in our runs, and the verdict that follows from them."""
 
 import itertools
 import math
@@ -14,12 +14,12 @@ from fedbilevel.reproduction.files import PARAMETERS, Claim, Method, Panel, Resu
 ACROSS = ("best", "spread", "trend", "approach")
 """Kinds of claims that compare conditions."""
 ALONE = ("near", "bound")
-"""Kinds of claims that compare nobody with another."""
+"""Kinds of claims that compare nothing with each other."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim, whether it holds, and the numbers it was judged by; ``partly``: it does under those of its conditions
+    """A claim, whether it holds, and the numbers it was judged by; ``partly``: it holds under those of its conditions
     that were run.
     """
 
@@ -45,7 +45,7 @@ def _number(text: str) -> tuple[float, float]:
 
 
 class Judge:
-    """Judges claims by the rows with these parameters, or, of methods that have none, by what there is."""
+    """Judges claims by the rows with these parameters, or, for methods that have none, by their other rows."""
 
     def __init__(self, done: Reproduced, parameters: str) -> None:
         self.done, self.parameters = done, parameters
@@ -55,7 +55,7 @@ class Judge:
         return next((method for method in rows if method.parameters == self.parameters), rows[0])
 
     def name(self, label: str) -> str:
-        """A method, and its parameters if there are only others of it."""
+        """The name of a method, with its parameters if it only has rows with others."""
         method = self.method(label)
         return label if method.parameters == self.parameters else method.title
 
@@ -80,8 +80,8 @@ class Judge:
         return Judged(claim, False, "; ".join([*numbers, "not run under the other conditions"]), partly=holds)
 
     def values(self, panel: Panel, label: str, column: ResultColumn, claim: Claim) -> np.ndarray:
-        """One number for each seed that all have which are compared: methods under a condition, or conditions, too.
-        NaN where a run did not come to its end, also if its seed is not one of these.
+        """One number for each seed that everything compared has: methods under a condition, or conditions as well. NaN
+        where a run did not finish, even if its seed is not one of these.
         """
         if claim.kind in ALONE:
             return self.done.values(panel, self.method(label), column, claim.over)
@@ -209,7 +209,7 @@ def _positive(differences: np.ndarray) -> bool:
 
 
 def _lead(differences: np.ndarray, column: ResultColumn) -> str:
-    """How far one is ahead of another: the mean over seeds with its standard error, and of how many seeds it is so."""
+    """How far one is ahead of another: the mean over seeds with its standard error, and for how many seeds it is."""
     count = len(differences)
     if count == 1:
         return f"by {column.shown(differences[0])}, one seed"

@@ -1,4 +1,4 @@
-"""The curves that an experiment leaves: what its page and its verdict are made from, in memory and as a table."""
+"""The curves of an experiment, from which its page and its verdict are made, in memory and as a table."""
 
 import csv
 import io
@@ -22,7 +22,7 @@ _ROW = ("round", "exchanges", "seconds")
 
 @dataclass(frozen=True)
 class Curve:
-    """What is kept of one run: its history, and why it did not come to its end, if it did not."""
+    """The history of one run, and why it did not finish, if it did not."""
 
     panel: Panel
     method: Method
@@ -74,7 +74,7 @@ class Reproduced:
 
     @cached_property
     def minutes(self) -> float:
-        """Of all runs that came to their end, without compiling."""
+        """The time of all finished runs, without compiling."""
         minutes = sum(float(c.history[-1]["seconds"]) for c in self.curves if c.done) / 60
         return self.reproduction.minutes if math.isnan(minutes) else minutes
 
@@ -82,7 +82,7 @@ class Reproduced:
         self, panel: Panel, method: Method, column: ResultColumn, over: str = "end", seeds: Container[int] | None = None
     ) -> np.ndarray:
         """One number for each seed, or some of them: at the column's moment, or the mean over the whole curve. NaN if
-        a run did not come to its end, whatever its seed.
+        a run did not finish, whatever its seed.
         """
         curves = sorted(self.of(panel, method), key=lambda curve: curve.seed)
         some = [c for c in curves if seeds is None or c.seed in seeds]
@@ -93,7 +93,7 @@ class Reproduced:
 
 
 def ending(curves: Sequence[Curve]) -> str:
-    """Why there is no number, "" if all came to their end."""
+    """Why there is no number, "" if all runs finished."""
     if not curves:
         return "not run"
     failed = [curve.failure for curve in curves if not curve.done]
@@ -107,7 +107,7 @@ def _metrics(made: Reproduction) -> list[str]:
 
 
 def write(done: Reproduced, path: Path) -> None:
-    """Every row of every history, with the numbers that the experiment looks at."""
+    """Write every row of every history, with the metrics that the experiment uses."""
     metrics = _metrics(done.reproduction)
     text = io.StringIO(newline="")
     rows = csv.writer(text)
@@ -124,7 +124,7 @@ def write(done: Reproduced, path: Path) -> None:
 
 
 def read(made: Reproduction, path: Path) -> Reproduced:
-    """The curves that a page was written from."""
+    """Read the curves that a page was written from."""
     try:
         with path.open(newline="") as file:
             rows = list(csv.DictReader(file))
@@ -135,7 +135,7 @@ def read(made: Reproduction, path: Path) -> Reproduced:
             if row["round"]:
                 history.append({name: float(row[name]) for name in (*_ROW, *_metrics(made))})
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FedbilevelError(f"{path} does not hold the curves of {made.id} ({error}).") from error
+        raise FedbilevelError(f"{path} does not contain the curves of {made.id} ({error}).") from error
     cases: dict[tuple[str, ...], tuple[Panel, Method]] = {
         (p.title, m.label, m.parameters): (p, m) for p, m in made.cases()
     }
@@ -144,7 +144,7 @@ def read(made: Reproduction, path: Path) -> Reproduced:
     for *run, seed, settings, _ in histories:
         if settings != mark(made.experiment(*cases[tuple(run)], int(seed))):
             raise FedbilevelError(
-                f"{path} has curves of other settings than {made.id} has now ({', '.join(run)}): run it again."
+                f"{path} has curves with other settings than {made.id} has now ({', '.join(run)}): run it again."
             )
     curves = [Curve(*cases[run[:3]], int(run[3]), history, run[-1]) for run, history in histories.items()]
     return Reproduced(made, curves)

@@ -1,4 +1,4 @@
-"""The files of the experiments: what a paper claims, under which conditions, of which methods, and what we run."""
+"""The experiment files: what a paper claims about which methods, under which conditions, and what we run."""
 
 import hashlib
 import json
@@ -47,7 +47,7 @@ class ResultColumn:
 
     @property
     def sign(self) -> int:
-        """That of a difference which is an improvement."""
+        """The sign of an improvement."""
         return 1 if self.better == "higher" else -1
 
     def shown(self, value: float) -> str:
@@ -61,12 +61,12 @@ class Panel:
     title: str
     task: Mapping[str, Any] = field(default_factory=dict)
     run: Mapping[str, Any] = field(default_factory=dict)
-    seeds: int = 0  # if not as many as elsewhere
+    seeds: int = 0  # if another number than elsewhere
 
 
 @dataclass(frozen=True)
 class Method:
-    """A row: an algorithm and its parameters. ``by_panel`` are those of one condition only, ``paper`` the printed
+    """A row: an algorithm and its parameters. ``by_panel`` are parameters for one condition only, ``paper`` the printed
     numbers by condition, one for each column; one row of a label has them for all. ``communications`` are those of one
     round as the paper counts them, if they are not its exchanges.
     """
@@ -92,7 +92,7 @@ CLAIM_KINDS = ("near", "order", "ahead", "level", "bound", "best", "spread", "tr
 
 @dataclass(frozen=True)
 class Claim:
-    """Something the paper says, in words, and what has to be seen for it to hold.
+    """Something the paper says, in words, and what our runs must show for it to hold.
 
     ``kind`` is one of
 
@@ -106,11 +106,11 @@ class Claim:
     - "trend": from panel to panel, the first method minus the second (or the first alone) is "rising" or "falling";
     - "approach": from panel to panel, the first method comes closer to the second.
 
-    ``over`` = "way" takes the mean of the whole curve instead of a column's moment: who is ahead on the way. A claim
-    with ``parameters`` is judged by rows with these only. Methods are compared by the seeds that all of them have; to
-    be better is to be so in the mean and for most seeds, and nobody is said to be better than a method that diverged
-    with any seed (but to vary less). A claim that is ``ours`` is a question of our own: it is answered, and does not
-    enter the verdict.
+    ``over`` = "way" uses the mean of the whole curve instead of a column's moment: who is ahead on the way. A claim
+    with ``parameters`` is judged only by rows with these. Methods are compared by the seeds that all of them have.
+    Better means better in the mean and for most seeds, and no method counts as better than one that diverged with any
+    seed (but it may vary less). A claim that is ``ours`` is our own question: it is answered, but does not enter the
+    verdict.
     """
 
     words: str
@@ -129,16 +129,16 @@ class Claim:
 
 @dataclass(frozen=True)
 class Search:
-    """How parameters are looked for: the same number of trials for every method, by validation loss, on a seed that is
+    """How to search for parameters: the same number of trials for every method, by validation loss, on a seed that is
     not among those reported.
 
-    ``panels`` are the conditions it is done under; the others take what the first of them gave. It begins with the
-    printed parameters of a method, or what ``start`` has for its label, and goes over ``ranges``, by parameter, which
-    are the same for every method. ``fixed`` are parameters, by label, that are not searched for, ``tied`` those that
-    are sums of others, with factors; ``rounds`` are those of the runs if 0; with ``prune``, trials that are behind
-    are given up; ``task`` are options for the search only, and ``kept_apart`` is the share of the validation rows that
-    settings are compared by, and nothing is trained on. With a ``grid``, all its points are tried, with as many
-    ``seeds`` from ``seed`` on, and other parameters are as the task suggests them.
+    ``panels`` are the conditions to search under; the others use what was found under the first of them. The search
+    starts from the printed parameters of a method, or from what ``start`` has for its label, and covers ``ranges``, by
+    parameter, which are the same for every method. ``fixed`` are parameters, by label, that are not searched for,
+    ``tied`` those that are sums of others, with factors; ``rounds`` = 0 means as many as the runs have; with ``prune``,
+    trials that are behind are stopped early; ``task`` are options for the search only, and ``kept_apart`` is the share
+    of the validation rows that are held out to compare settings on. With a ``grid``, all its points are tried, with
+    ``seeds`` seeds from ``seed`` on, and other parameters are as the task suggests.
     """
 
     panels: Sequence[str] = ()
@@ -158,12 +158,12 @@ class Search:
 
     @property
     def budget(self) -> int:
-        """The number of trials of every method."""
+        """The number of trials for every method."""
         return math.prod(map(len, self.grid.values())) if self.grid else self.trials
 
     @property
     def conditions(self) -> dict[str, Any]:
-        """What is written beside what it found: with others, something else would have been."""
+        """What is saved next to the parameters found, as they depend on it."""
         default = Search()
         given = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: value for name, value in given.items() if value != getattr(default, name)}
@@ -171,7 +171,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """One experiment of a paper. ``run`` and ``task`` are for all; ``quick`` replaces some of it for a smoke run."""
+    """One experiment of a paper. ``run`` and ``task`` apply to all runs; ``quick`` replaces some for a smoke run."""
 
     id: str
     title: str
@@ -211,18 +211,18 @@ class Reproduction:
         return range(self.first_seed, self.first_seed + count)
 
     def cases(self) -> list[tuple[Panel, Method]]:
-        """Every method under every condition that it has."""
+        """Every method under each of its conditions."""
         return [(p, m) for m in self.methods for p in self.panels if not m.panels or p.title in m.panels]
 
     def experiment(self, panel: Panel, method: Method, seed: int) -> Experiment:
-        """One run of it."""
+        """The experiment of one run."""
         searched: Mapping[str, Any] = {}
         if method.parameters == "found":
             of_method = {title: settings for (name, title), settings in self.found.items() if name == method.label}
             searched = of_method.get(panel.title, next(iter(of_method.values()), {}))
             if not of_method:
                 raise FedbilevelError(
-                    f"{self.id}: nothing was found for {method.label} yet, in a search as its file has it: "
+                    f"{self.id}: there are no parameters for {method.label} from the search in its file: run "
                     f"fedbilevel reproduce {(self.search and self.search.found) or self.id} --search."
                 )
         tables = {
@@ -234,8 +234,8 @@ class Reproduction:
         return given.changed(Settings.of_tables(tables))
 
     def searched(self, panel: Panel, method: Method) -> tuple[Experiment, dict[str, float]]:
-        """What the parameters of a method are searched for with, and where the search begins: with what is printed for
-        this condition; else with what the search has for this method.
+        """The experiment to search the parameters of a method with, and where the search starts: from the printed
+        parameters for this condition, or else from those that the search has for this method.
         """
         asked = self.search or Search()
         fixed = asked.fixed.get(method.label, {})
@@ -249,7 +249,7 @@ class Reproduction:
         return experiment, {name: value for name, value in numbers.items() if name not in fixed}
 
     def shortened(self) -> "Reproduction":
-        """The smoke run: few rounds, one seed, and what ``quick`` says: ``rounds``, how many ``panels``, only the rows
+        """The smoke run: one seed, and what ``quick`` sets: fewer ``rounds``, the number of ``panels``, only the rows
         with these ``parameters``, and options of the task.
         """
         quick = dict(self.quick)
@@ -272,8 +272,8 @@ class Reproduction:
 
 
 def mark(experiment: Experiment, *more: Any) -> str:
-    """A short name of all that a run depends on but the seed: where it is kept beside a result, one sees whether the
-    result is still that of the file.
+    """A hash of everything a run depends on except the seed. Saved next to a result, it shows whether the result still
+    belongs to the file.
     """
     default = Experiment(experiment.task, experiment.algorithm)
     given = {name: value for name, value in asdict(experiment).items() if name not in ("seed", "places")}
@@ -286,7 +286,7 @@ EXPERIMENTS = files("fedbilevel.reproduction") / "experiments"
 
 
 def names() -> list[str]:
-    """The experiments there are."""
+    """The names of all experiments."""
     return sorted(file.name.removesuffix(".toml") for file in EXPERIMENTS.iterdir() if file.name.endswith(".toml"))
 
 
@@ -317,7 +317,7 @@ def read(id: str) -> Reproduction:
 
 
 def _fits(made: Reproduction, line: Mapping[str, Any]) -> bool:
-    """Whether this was found for a method and a condition as the file has them now."""
+    """Whether this was found for a method and a condition as they are in the file now."""
     cases = {(m.label, p.title): (p, m) for p, m in made.cases() if m.parameters == "found"}
     case = cases.get((line["method"], line["panel"]))
     return case is not None and line["of"] == mark(*made.searched(*case))
@@ -329,35 +329,37 @@ def settings_of(written: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str
 
 
 def check(made: Reproduction) -> None:
-    """Refuse names in the file that mean nothing."""
+    """Refuse an experiment file with unknown names."""
     panels, labels = {panel.title for panel in made.panels}, {method.label for method in made.methods}
     if unknown := {made.against, *(column.along or made.against for column in made.columns)} - {*CURVE_AXES}:
-        raise FedbilevelError(f"{made.id}: curves are drawn against {', '.join(CURVE_AXES)}, not {unknown.pop()}.")
+        raise FedbilevelError(
+            f"{made.id}: curves must be drawn against one of {', '.join(CURVE_AXES)}, not {unknown.pop()}."
+        )
     for method in made.methods:
         ALGORITHMS.check(method.algorithm)
         unknown = ({*method.panels} | {*method.by_panel} | {*method.paper}) - panels
         wrong = [title for title, values in method.paper.items() if len(values) != len(made.columns)]
         if unknown or wrong or method.parameters not in PARAMETERS:
-            raise FedbilevelError(f"{made.id}: {method.title} names panels or columns that are not there.")
+            raise FedbilevelError(f"{made.id}: {method.title} names unknown panels or columns.")
     names = [*(panel.title for panel in made.panels), *(method.title for method in made.methods)]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise FedbilevelError(f"{made.id}: there are two of {twice[0]}.")
+        raise FedbilevelError(f"{made.id}: there are two rows called {twice[0]}.")
     if made.search is not None:
         if {*made.search.start, *made.search.fixed, *made.search.tied} - labels or {*made.search.panels} - panels:
-            raise FedbilevelError(f"{made.id}: the search names methods or panels that are not there.")
+            raise FedbilevelError(f"{made.id}: the search names unknown methods or panels.")
         if made.search.seeds > 1 and not made.search.grid:
             raise FedbilevelError(f"{made.id}: only a search on a grid can have several seeds.")
         used = read(made.search.found).search if made.search.found else made.search
         if used is not None and max(made.seeds_of(p, m)[-1] for p, m in made.cases()) >= used.seed:
-            raise FedbilevelError(f"{made.id}: the seeds from {used.seed} on are those of the search.")
+            raise FedbilevelError(f"{made.id}: the runs must not use the seeds of the search, from {used.seed} on.")
     if all(claim.ours for claim in made.claims):
-        raise FedbilevelError(f"{made.id} has no claim of the paper.")
+        raise FedbilevelError(f"{made.id} needs at least one claim of the paper.")
     for claim in made.claims:
         if {*claim.panels} - panels or {*claim.methods} - labels or claim.kind not in CLAIM_KINDS:
-            raise FedbilevelError(f"{made.id}: the claim '{claim.words}' names what is not there.")
+            raise FedbilevelError(f"{made.id}: the claim '{claim.words}' has unknown names.")
         least = {"order": 2, "ahead": 2, "level": 2, "spread": 2, "approach": 2}.get(claim.kind, 1)
         bounds = [bound for bound in (claim.least, claim.most) if bound is not None]
         if len(claim.methods) < least or (claim.kind == "bound" and not bounds):
-            raise FedbilevelError(f"{made.id}: the claim '{claim.words}' has too few methods, or no bound.")
+            raise FedbilevelError(f"{made.id}: the claim '{claim.words}' needs more methods, or a bound.")
         if claim.column and claim.column not in {column.title for column in made.columns}:
-            raise FedbilevelError(f"{made.id}: the claim '{claim.words}' names no column.")
+            raise FedbilevelError(f"{made.id}: the claim '{claim.words}' needs a column.")

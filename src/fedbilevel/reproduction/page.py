@@ -97,7 +97,7 @@ def _page(done: Reproduced, command: str) -> str:
 
 
 def _seeds(done: Reproduced) -> str:
-    """Those that were run, whatever the file asks for."""
+    """The seeds that were run, whatever the file asks for."""
     seeds = sorted({curve.seed for curve in done.curves})
     return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
 
@@ -106,7 +106,7 @@ def _cost(done: Reproduced) -> str:
     """How long it took."""
     if math.isnan(done.minutes):
         return ""
-    return f", {done.minutes:.0f} minutes of computing (all runs together; they go side by side)"
+    return f", {done.minutes:.0f} minutes of computing (all runs together; they run in parallel)"
 
 
 def _searched(made: Reproduction, search: Search) -> str:
@@ -119,11 +119,11 @@ def _searched(made: Reproduction, search: Search) -> str:
     last = search.seed + search.seeds - 1
     share = f"on {search.kept_apart:.0%} of the validation rows, which nothing was trained on"
     again = "where there are several conditions, one more with what was found before"
-    ended = "given up after a third of the rounds where they were behind" if search.prune else "each to its end"
+    ended = "stopped after a third of the rounds if they were behind" if search.prune else "each run to the end"
     parts = [
         f"{search.budget} trials{f' ({grid or ranges})' if grid or ranges else ''}",
         "the first of them the printed one where there is one" if ranges else "",
-        "but for what is tied to others" if ranges and search.tied else "",
+        "except for what is tied to others" if ranges and search.tied else "",
         again if len(search.panels) > 1 and not grid else "",
         *(
             f"{name} of {label} being {' + '.join(_times(factor, other) for other, factor in others.items())}"

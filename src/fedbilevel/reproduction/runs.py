@@ -29,7 +29,7 @@ def run(
     progress: Callable[[int, int], None] | None = None,
     jobs: int = 0,
 ) -> Reproduced:
-    """Run every method under every condition with every seed; a folder that holds some of it is continued."""
+    """Run every method under every condition with every seed; a folder with some of these runs is continued."""
     groups, members = [], []
     for panel, method in made.cases():
         name = _slug(f"{panel.title} {method.label} {method.parameters}")
@@ -37,7 +37,7 @@ def run(
             (PlannedRun(folder / f"{name}-seed{seed}", made.experiment(panel, method, seed)), seed)
             for seed in made.seeds_of(panel, method)
         ]
-        some[0][0].experiment.build().check()  # refuses what is wrong before anything is run
+        some[0][0].experiment.build().check()  # refuses errors before anything is run
         for place, _ in some:
             _check_same(place, f"{name}-*")
         groups.append([place for place, _ in some])
@@ -45,12 +45,12 @@ def run(
     try:
         grid.run(groups, progress, jobs)
     except KeyboardInterrupt as interrupt:
-        raise Interrupted.of(interrupt, saved=f"Go on with the same command and --out {folder}") from None
+        raise Interrupted.of(interrupt, saved=f"Continue with the same command and --out {folder}") from None
     if unsettled := [place for place, *_ in members if not place.settled]:
         why = grid.Member(runs(unsettled[0].folder)[0]).failure
         raise FedbilevelError(
             f"{len(unsettled)} of {len(members)} runs have no result, the first of them {unsettled[0].folder.name}: "
-            f"{why} The same command with --out {folder} goes on."
+            f"{why} To continue, run the same command with --out {folder}."
         )
     curves = []
     for place, panel, method, seed in members:
@@ -60,7 +60,7 @@ def run(
 
 
 def _check_same(place: PlannedRun, group: str) -> None:
-    """Refuse a folder with a run of something else, finished or not."""
+    """Refuse a folder that has another run, finished or not."""
     if not RunFolder(place.folder).begun:
         return
     written = runs(place.folder)[0].config
@@ -73,7 +73,7 @@ def _check_same(place: PlannedRun, group: str) -> None:
     ]
     if differ:
         raise FedbilevelError(
-            f"{place.folder} holds another run ({', '.join(differ[:3])} differ): remove {place.folder.parent / group}, "
+            f"{place.folder} has another run ({', '.join(differ[:3])} differ): remove {place.folder.parent / group}, "
             "or choose another --out."
         )
 
@@ -85,7 +85,7 @@ def _slug(text: str) -> str:
 def search(
     made: Reproduction, out: Path, progress: Callable[[int, int], None] | None = None, jobs: int = 0
 ) -> Reproduction:
-    """Look for the parameters of all rows that have "found", each with the same budget; writes ``found.toml``."""
+    """Search for the parameters of all rows marked "found", each with the same budget; writes ``found.toml``."""
     asked = made.search
     wanted = [method for method in made.methods if method.parameters == "found"]
     if asked is None or asked.found or not wanted:
@@ -101,12 +101,12 @@ def search(
                 if some is DIED:
                     raise FedbilevelError(
                         f"{made.id}: the process that searched for {wanted[number].label} died (out of memory?). "
-                        f"The same command with --out {out.parent} goes on."
+                        f"To continue, run the same command with --out {out.parent}."
                     )
                 searched[number] = some
                 tell()
     except KeyboardInterrupt as interrupt:
-        raise Interrupted.of(interrupt, saved=f"Go on with the same command and --out {out.parent}") from None
+        raise Interrupted.of(interrupt, saved=f"Continue with the same command and --out {out.parent}") from None
     lines = [line for number in sorted(searched) for line in searched[number]]
     write_atomically(out / "found.toml", tomli_w.dumps({"search": asked.conditions, "found": lines}).encode())
     return replace(made, found=settings_of({"found": lines}))
@@ -149,7 +149,7 @@ def _search_one(made: Reproduction, asked: Search, method: Method, out: Path) ->
 
 
 def _best(tuned: Sequence[Tuned]) -> tuple[float, Mapping[str, Any]]:
-    """The least mean loss over seeds, of settings that came to their end with all of them."""
+    """The lowest mean loss over seeds, among the settings that finished with all of them."""
     settings = {str(trial.settings): trial.settings for each in tuned for trial in each.trials}
     losses = [
         {str(trial.settings): trial.value for trial in each.trials if trial.state == "complete"} for each in tuned
@@ -158,6 +158,6 @@ def _best(tuned: Sequence[Tuned]) -> tuple[float, Mapping[str, Any]]:
         point: float(np.mean([of[point] for of in losses])) for point in settings if all(point in of for of in losses)
     }
     if not means:
-        raise FedbilevelError("no setting came to its end with every seed.")
+        raise FedbilevelError("no setting finished with every seed.")
     best = min(means, key=means.__getitem__)
     return means[best], settings[best]

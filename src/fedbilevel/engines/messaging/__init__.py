@@ -1,4 +1,4 @@
-"""Messages between a server and its clients: what they say, who sends them, who answers.
+"""Messages between a server and its clients: their contents, the server's end, the client's end.
 
 Imports the rest of engines; runs and federation import it.
 """

@@ -22,7 +22,7 @@ Counts = dict[str, np.ndarray]
 
 
 class MessageReplies(Replies):
-    """The uploads of those who answered."""
+    """The uploads of the clients that replied."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class MessageReplies(Replies):
         return self._sum({m: factor * weight for m, weight in self._counted().items()})
 
     def _counted(self) -> dict[int, float]:
-        """The weights of those who replied, times how often they were drawn."""
+        """The weights of the clients that replied, times how often they were drawn."""
         return {m: float(self._weights[m]) * self._cohort.times[m] for m in self._uploads}
 
     def stack(self) -> Any:
@@ -126,7 +126,7 @@ class MessageClients(ProgramClients):
             cohort = engine.cohort(self.program.participation, self.program.cohort_key(key))
             engine.forget()
         scope.asked.update(cohort.ids)
-        # Who failed does not know what the others know of this round; what is in its memory is of no use before the
+        # A client that failed does not know what the others know about this round; its memory is of no use until the
         # next one.
         able = [m for m in cohort.ids if m not in scope.failed or not self.program.holds]
         check_each(broadcast, self.program.participation)

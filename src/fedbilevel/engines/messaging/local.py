@@ -14,9 +14,9 @@ from fedbilevel.engines.program import Program, check_fits
 
 
 class Local(Messaging):
-    """Runs an algorithm on a task by messages; the same numbers as
-    :class:`~fedbilevel.engines.simulation.Simulation`. With a folder, clients keep there what is theirs, so that a
-    saved state can be restored.
+    """Runs an algorithm on a task by messages, with the same numbers as
+    :class:`~fedbilevel.engines.simulation.Simulation`. With a folder, clients save their own state there, so that a
+    saved run can be restored.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A client of a federation: its data, its memory, its blocks of a private x, behind one door for messages."""
+"""A client of a federation: its data, its memory and its blocks of a private x, reached only by messages."""
 
 import contextlib
 from collections import Counter
@@ -56,18 +56,18 @@ class Kept(NamedTuple):
 
 
 class Party:
-    """One client. Its only door is :meth:`handle`.
+    """One client, reached only through :meth:`handle`.
 
-    Everything between two commits is provisional: a message of another attempt at a round begins again with what was
-    kept, and if the server went back, so does the client, by one round.
+    Everything between two commits is provisional: a message of another attempt at a round starts again from what was
+    saved, and if the server went back, so does the client, by one round.
 
     Args:
         task: with this client's rows only.
         algorithm: this client's own copy.
         id, weight, clients: its number, its weight, and how many clients there are.
-        folder: where what is kept is on disk, so that a client that was started again goes on from there.
-        evaluate: ``evaluate(x, y) -> {name: number}`` on rows of its own; the numbers are sent.
-        reveals: whether it shows its block and memory to whoever asks; only for data that are nobody's.
+        folder: where it saves its state, so that a restarted client can continue from there.
+        evaluate: ``evaluate(x, y) -> {name: number}`` on its own rows; the numbers are sent.
+        reveals: whether it sends its block and memory on request; only for data that are not private.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Party:
         }
 
     def handle(self, message: bytes) -> bytes:
-        """Answer a message; whatever goes wrong is an answer with the reason."""
+        """Answer a message; an error is an answer with the reason."""
         handled = protocol.handle(message, self.handlers, open_book=self.reveals)
         try:
             return protocol.pack(handled.answer, handled.arrays)
@@ -114,7 +114,7 @@ class Party:
             return protocol.pack(Failed(str(error)), {})
 
     def _join(self, message: Join, arrays: Arrays) -> Answer:
-        """Set up the own block and memory: nothing of them is ever sent. Or go on with those of this run."""
+        """Set up its block and memory, of which nothing is ever sent; or continue with those saved for this run."""
         self.run, self.attempt, self.held = message.run, "", {}
         x, y = self.program.problem.start(jax.random.wrap_key_data(jnp.asarray(arrays["key"])))
         if message.given_x:
@@ -131,7 +131,7 @@ class Party:
         self.kept = self._load(first)
         if not self.kept:
             if self.program.problem.private_x or self.program.algorithm.remembers == "run":
-                raise FedbilevelError("what it kept of this run is no longer here.")
+                raise FedbilevelError("its saved state of this run is lost.")
             self.kept = [first]  # nothing of this run is at clients only
         if committed is not None and not message.again:  # a replayed message knows nothing of rounds since
             self._go_back(committed)
@@ -141,18 +141,18 @@ class Party:
         exchange = self.plan.by_name.get(message.exchange)
         if exchange is None or exchange.method != message.method:
             raise FedbilevelError(
-                f"exchange {message.exchange} is not '{message.method}' here, but that was asked for."
+                f"the server asked for '{message.method}' in exchange {message.exchange}, which is another one here."
             )
         if message.late is not None:
             with contextlib.suppress(Stale):
                 self._commit(message.late, {})
         self._begin(message)
         if message.answers != self.answers and self.program.holds:
-            raise FedbilevelError("it was started again in the middle of the round, and waits for the next one.")
+            raise FedbilevelError("it was restarted in the middle of the round, and waits for the next one.")
         self._project(message.projections)
         self.held.update({message.serials[name]: array for name, array in arrays.items() if name != "key"})
         if any(serial not in self.held for serial in message.serials.values()):
-            raise Lost("what was sent before is no longer here.")
+            raise Lost("it no longer has what was sent before.")
         received = {name: self.held[serial] for name, serial in message.serials.items()}
         broadcast = self._with_blocks(exchange.broadcast, received, message.blocks)
         scope = "run" if self.program.algorithm.remembers == "run" else message.scope
@@ -182,14 +182,14 @@ class Party:
         known = [kept for kept in self.kept if kept.round <= committed]
         if not known:
             raise FedbilevelError(
-                f"the server is at round {committed}, but only rounds {[kept.round for kept in self.kept]} are here."
+                f"the server is at round {committed}, but it only has rounds {[kept.round for kept in self.kept]}."
             )
         if len(known) < len(self.kept):
             self.kept = known
             self._save()
 
     def _with_blocks(self, shapes: Any, received: dict[str, np.ndarray], blocks: dict[str, dict[str, float]]) -> Any:
-        """The broadcast, with the own blocks where the server has names only."""
+        """The broadcast, with the client's own blocks where the server only has names."""
         parts, structure = split_vectors(shapes)
         public = iter(split_vectors(rebuild(without(shapes, self.program.private), received))[0])
         own = lambda number: Vector(self._combine(blocks[str(number)]), "x")
@@ -219,7 +219,7 @@ class Party:
             return Done(), {}
         self._begin(message)
         if message.answers != self.answers and self.program.holds:
-            raise Stale("it was started again before the end of the round, and goes on with what it had kept.")
+            raise Stale("it was restarted before the end of the round, and continues from its saved state.")
         self._project(message.projections)
         blocks = {name: self._combine(terms) for name, terms in message.blocks.items()} or self.kept[-1].blocks
         self.kept = [*self.kept[-1:], Kept(message.round, blocks, self.memory.get("run"))]
@@ -229,7 +229,7 @@ class Party:
         return Done(), {"finite": np.asarray(all_finite(self.kept[-1][1:]))}
 
     def _save(self) -> None:
-        """Write what is kept, each round into a file of its own; the oldest goes last."""
+        """Save what is kept, each round in its own file; the oldest is removed last."""
         if self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -245,7 +245,7 @@ class Party:
                 path.unlink()
 
     def _load(self, like: Kept) -> list[Kept]:
-        """What was kept of this run."""
+        """What was saved of this run."""
         block = next(iter(like.blocks.values()))
         found = []
         for path in sorted(self.folder.glob("round *")) if self.folder is not None else ():
@@ -258,7 +258,7 @@ class Party:
         return sorted(found, key=lambda kept: kept.round)
 
     def solution(self, round: int, arrays: Mapping[str, np.ndarray]) -> tuple[Any, Any]:
-        """x and y as this client knows them: by the public part of the server's state, its own block and memory."""
+        """x and y as this client knows them: from the public part of the server's state, its own block and memory."""
         problem, kept = self.program.problem, self._kept_of(round)
         shapes, structure = split_vectors(self.plan.server)
         public = rebuild(without(self.plan.server, self.program.private), arrays)
@@ -280,16 +280,16 @@ class Party:
         return next((kept for kept in reversed(self.kept) if kept.round <= round), self.kept[0])
 
     def _evaluate(self, message: Evaluate, arrays: Arrays) -> Answer:
-        """Numbers about the current solution on rows of its own."""
+        """Evaluate the current solution on its own rows."""
         if self.evaluate is None:
             return Done(), {}
         numbers = self.evaluate(*self.solution(message.round, arrays))
         return Done(), {name: np.asarray(value, float) for name, value in numbers.items()}
 
     def _reveal(self, message: Reveal, arrays: Arrays) -> Answer:
-        """Blocks and memory, for whoever runs all parties and wants to see the result."""
+        """Send blocks and memory, where one person runs all parties and wants to see the result."""
         if not self.reveals:
-            raise FedbilevelError("what it keeps is not for others.")
+            raise FedbilevelError("its private state is not for others.")
         kept = self._kept_of(message.round)
         blocks = {name: self._combine(terms, kept.blocks) for name, terms in message.blocks.items()}
         return Done(), named_leaves({"blocks": blocks, "memory": kept.memory})

@@ -1,7 +1,7 @@
-"""What a server and its clients say to each other: one frozen dataclass per message, one way to read, answer and ask.
+"""The messages between a server and its clients: one frozen dataclass each, one way to read, answer and ask.
 
 A message is a header of plain values (the fields of its dataclass) and named arrays, in the safetensors format, which
-cannot execute code. Both ends check a header field by field before anybody looks at it.
+cannot execute code. Both ends check a header field by field before they use it.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Hello(Message):
-    """Which study is this? Answered with :class:`Facts`."""
+    """The study to take part in. Answered with :class:`Facts`."""
 
     action = "hello"
     when = "once"
@@ -55,7 +55,7 @@ class Hello(Message):
 
 @dataclass(frozen=True)
 class Prepare(Message):
-    """What all sites are together. Answered with :class:`Prepared`."""
+    """The sums over all sites. Answered with :class:`Prepared`."""
 
     action = "prepare"
     when = "once"
@@ -69,7 +69,7 @@ class Prepare(Message):
 
 @dataclass(frozen=True)
 class Join(Message):
-    """Set up memory and blocks, or go on with those of the last committed round."""
+    """Set up memory and blocks, or continue with those of the last committed round."""
 
     action = "join"
     when = "once"
@@ -81,7 +81,7 @@ class Join(Message):
     given_x: bool
     given_y: bool
     committed: int | None = None
-    again: bool = False  # another worker was told this before, and has kept something since
+    again: bool = False  # another worker got this before, and has saved something since
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Evaluate(Message):
 
 @dataclass(frozen=True)
 class Reveal(Message):
-    """Show blocks and memory: only where one person runs all parties."""
+    """Send blocks and memory: only where one person runs all parties."""
 
     action = "reveal"
     when = "never between real parties"
@@ -168,7 +168,7 @@ class Finish(Message):
 
 @dataclass(frozen=True)
 class Echo(Message):
-    """How fast is the way?"""
+    """Arrays to send back, to measure the network."""
 
     action = "echo"
     when = "only to measure the network"
@@ -203,8 +203,8 @@ class Prepared(Message):
 
 @dataclass(frozen=True)
 class Failed(Message):
-    """An answer, too: what went wrong. "lost": the client was started again and does not hold what the server thinks it
-    does; "stale": it no longer has what it answered with in this round.
+    """The answer that something went wrong. "lost": the client was restarted and does not hold what the server thinks
+    it does; "stale": it no longer has what it answered with in this round.
     """
 
     action = "failed"
@@ -225,11 +225,11 @@ def pack(message: Message, arrays: Arrays) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[Message, dict[str, np.ndarray]]:
-    """A message and its arrays; refuses what is not one."""
+    """A message and its arrays from bytes; refuses anything else."""
     header, arrays = decode(data)
     kind = _BY_ACTION.get(str(header.pop("action", "")))
     if kind is None:
-        raise FedbilevelError("this message asks for something that does not exist.")
+        raise FedbilevelError("this is not a known kind of message.")
     return _checked(kind, header), arrays
 
 
@@ -240,7 +240,7 @@ def _checked(kind: type[Message], header: Mapping[str, Any]) -> Message:
     missing = [f.name for f in fields if f.name not in header and f.default is dataclasses.MISSING]
     strange = [name for name in header if name not in hints]
     if missing or strange:
-        raise FedbilevelError(f"the message '{kind.action}' lacks {missing} or has {strange}, which it should not.")
+        raise FedbilevelError(f"the message '{kind.action}' lacks {missing}, or has {strange}, which it should not.")
     values = {name: _value(f"{kind.action}.{name}", value, hints[name]) for name, value in header.items()}
     return kind(**values)
 
@@ -268,7 +268,7 @@ def _value(name: str, value: Any, hint: Any) -> Any:
         return float(value)
     if isinstance(hint, type) and isinstance(value, hint) and isinstance(value, bool) == (hint is bool):
         return value
-    raise FedbilevelError(f"'{name}' of a message is not what it should be.")
+    raise FedbilevelError(f"the field '{name}' of a message has the wrong type.")
 
 
 # The client's end.
@@ -277,19 +277,19 @@ Handler = Callable[[Any, dict[str, np.ndarray]], tuple[Message, Arrays]]
 
 
 class Lost(Exception):
-    """The client was started again, and does not hold what the server thinks it does."""
+    """The client was restarted, and does not hold what the server thinks it does."""
 
 
 class Stale(Exception):
-    """The client was started again, and does not have what it answered with in this round."""
+    """The client was restarted, and no longer has what it answered with in this round."""
 
 
 class Private(Exception):
-    """What is wrong with rows of the client: for its own people, not for the server."""
+    """An error about rows of the client: for the client's users, not for the server."""
 
 
 class Handled(NamedTuple):
-    """A message and its answer; ``problem`` is what went wrong, as only the client may know it."""
+    """A message and its answer; ``problem`` is the full error, which only the client may know."""
 
     message: Message | None
     answer: Message
@@ -298,16 +298,16 @@ class Handled(NamedTuple):
 
 
 def handle(data: bytes, handlers: Mapping[type[Message], Handler], open_book: bool = False) -> Handled:
-    """Answer a message: read it, find who answers it, and turn whatever goes wrong into an answer.
+    """Answer a message: read it, call its handler, and turn every error into an answer.
 
-    What an unexpected error says may be about rows, so that only its type leaves, and the client's own log has the
-    rest; unless the client is an ``open_book``, whose data are nobody's.
+    The text of an unexpected error may be about rows, so only its type is sent, and the rest goes to the client's own
+    log; unless the client is an ``open_book``, whose data are not private.
     """
     message = None
     try:
         message, arrays = unpack(data)
         if type(message) not in handlers:
-            raise FedbilevelError(f"'{message.action}' is not answered here, or not now.")
+            raise FedbilevelError(f"it cannot answer '{message.action}' now.")
         answer, reply = handlers[type(message)](message, arrays)
         return Handled(message, answer, {name: np.asarray(array) for name, array in reply.items()})
     except Lost as error:
@@ -317,14 +317,14 @@ def handle(data: bytes, handlers: Mapping[type[Message], Handler], open_book: bo
     except FedbilevelError as error:
         return _failed(message, str(error))
     except Private as error:
-        answer = Failed("its data do not fit the experiment; its own log says where.")
+        answer = Failed("its data do not fit the experiment; see its own log.")
         return Handled(message, answer, problem=str(error))
     except Exception as error:  # a client must answer, whatever its code or data do
         said = f"{type(error).__name__}: {error}"
         if open_book:
             return _failed(message, said)
         traceback.print_exc()
-        return Handled(message, Failed(f"{type(error).__name__}; its own log says more."), problem=said)
+        return Handled(message, Failed(f"{type(error).__name__}; see its own log."), problem=said)
 
 
 def _failed(message: Message | None, error: str, reason: Literal["failed", "lost", "stale"] = "failed") -> Handled:
@@ -338,23 +338,23 @@ class Transport(Protocol):
     """How a server reaches its clients."""
 
     def ask(self, messages: Mapping[int, bytes], kind: str) -> dict[int, bytes | str]:
-        """Send each client its message at the same time; its answer, or why there is none. Messages of one kind are
-        answered by the same program.
+        """Send each client its message, all at the same time. Returns each answer, or why there is none. Messages of
+        one kind are answered by the same program.
         """
         ...
 
 
 @dataclass
 class Post:
-    """Sends messages of one kind to clients and reads their answers. Whatever goes wrong is a :class:`Failed`."""
+    """Sends messages of one kind to clients and reads their answers. Every error is a :class:`Failed`."""
 
     transport: Transport
     bytes_down: int = 0
     bytes_up: int = 0
-    absent: set[int] = field(default_factory=set)  # who gave no answer at all to the last question
+    absent: set[int] = field(default_factory=set)  # the clients that gave no answer at all to the last question
 
     def ask(self, messages: Mapping[int, tuple[Message, Arrays]]) -> dict[int, tuple[Message, dict[str, np.ndarray]]]:
-        """An answer of every client that was asked."""
+        """Ask clients, and return an answer for each."""
         packed = {client: pack(*message) for client, message in messages.items()}
         kind = next((message.kind for message, _ in messages.values()), "")
         answers = self.transport.ask(packed, kind)
@@ -368,13 +368,13 @@ def _read(answer: bytes | str) -> tuple[Message, dict[str, np.ndarray]]:
     try:
         message, arrays = (Failed(answer), {}) if isinstance(answer, str) else unpack(answer)
         if not isinstance(message, ANSWERS):
-            raise FedbilevelError("it answered with a question.")
+            raise FedbilevelError("it sent a request instead of an answer.")
         return message, arrays
     except FedbilevelError as error:
         return Failed(str(error)), {}
 
 
 def table() -> str:
-    """All questions and what travels with them, as the table of docs/federation.md."""
+    """All messages and what they carry, as the table of docs/federation.md."""
     rows = [f"| {kind.action}, {kind.when} | {kind.down} | {kind.up} |" for kind in QUESTIONS]
     return "\n".join(["| message | down | up |", "|---|---|---|", *rows])

@@ -1,9 +1,8 @@
 """The server of a federation: the same algorithm files as in the simulator, executed by messages to clients.
 
 A client (``party.py``) holds its own data and memory, looks up the method by its name in its own copy of the algorithm,
-and answers with named arrays. A failure is an answer, too. What a client has been sent it holds until the end of the
-round, so that nothing is sent twice; blocks of a private x stay where they are, and the server handles them by name
-only.
+and answers with named arrays. A failure is an answer, too. A client keeps what it was sent until the end of the round,
+so nothing is sent twice. Blocks of a private x stay at the clients, and the server handles them by name only.
 """
 
 import dataclasses
@@ -33,7 +32,7 @@ from fedbilevel.storage.arrays import named_leaves, rebuild
 
 
 class Failure(NamedTuple):
-    """A client that did not answer an exchange, and why."""
+    """Why a client did not answer an exchange."""
 
     round: int
     method: str
@@ -42,7 +41,7 @@ class Failure(NamedTuple):
 
 
 class Served(NamedTuple):
-    """One exchange as it went: who answered, who did not and why, what was sent, and how long it took."""
+    """A record of one exchange: who answered, who did not and why, bytes sent, and seconds taken."""
 
     round: int
     method: str
@@ -73,10 +72,10 @@ class Messaging:
         weights: of the clients, summing to 1.
         transport: how to reach them.
         server_data: the rows of the server, if the problem has any.
-        quorum: the least number of valid answers of an exchange, or all where fewer are asked; 0: more than half of
-            those asked. With fewer, the run stops.
-        run: the name under which clients keep what is theirs.
-        names: what the clients are called in messages to people.
+        quorum: the fewest valid answers to an exchange, or all if fewer clients are asked; 0: more than half of those
+            asked. With fewer, the run stops.
+        run: the name under which clients save their own state.
+        names: the clients' names, for messages to users.
         served: called after every exchange.
     """
 
@@ -147,7 +146,7 @@ class Messaging:
 
         answers = self.post.ask({client: question(client) for client in questions})
         again = [m for m, (answer, _) in answers.items() if isinstance(answer, Failed) and answer.reason == "lost"]
-        for client in again:  # it was started again, and needs everything
+        for client in again:  # it was restarted, and needs everything
             self._held[client].clear()
         answers |= self.post.ask({client: question(client) for client in again}) if again else {}
         uploads: dict[int, Any] = {}
@@ -165,19 +164,19 @@ class Messaging:
                 self.failures.append(Failure(round, asked_for.method, client, str(error)))
         if uploads:
             for client in strange:
-                reason = "its answer holds NaN or infinite numbers."
+                reason = "its answer contains NaN or infinite numbers."
                 self.failures.append(Failure(round, asked_for.method, client, reason))
         else:
             uploads = strange  # not one client's fault: the run diverges
         scope.answers |= {client: scope.answers.get(client, 0) + 1 for client in uploads}
         scope.failed.update(failure.client for failure in self.failures[known:])
-        failed = {self.names[client]: "it failed before in this round." for client in ids if client not in able}
+        failed = {self.names[client]: "it failed earlier in this round." for client in ids if client not in able}
         failed |= {self.names[failure.client]: failure.reason for failure in self.failures[known:]}
         answered = tuple(self.names[client] for client in uploads)
         sent = (self.post.bytes_down - down, self.post.bytes_up - up)
         self.served(Served(round, asked_for.method, answered, failed, *sent, time.perf_counter() - began))
         if len(uploads) < max(1, self._quorum(asked)):
-            reason = self.failures[-1] if self.failures else Failure(round, asked_for.method, ids[0], "it is away.")
+            reason = self.failures[-1] if self.failures else Failure(round, asked_for.method, ids[0], "it is offline.")
             raise NoQuorum(
                 f"round {round}: {'no client' if not uploads else f'only {len(uploads)} of {asked} clients'} "
                 f"answered '{asked_for.method}'; {self.names[reason.client]}: {reason.reason}"
@@ -203,11 +202,11 @@ class Messaging:
         server = program.algorithm.init(clients, first_x, first_y)
         if scope.failed and private:  # it would have no block of x to go on with
             m = min(scope.failed)
-            raise NoQuorum(f"the start needs everybody, but {self.names[m]}: {self.failures[-1].reason}")
+            raise NoQuorum(f"the start needs all clients, but {self.names[m]}: {self.failures[-1].reason}")
         return self._commit(State(key, server, 0, True, scope.served, scope.calls), cohort.ids, scope)
 
     def _join(self, key: Key, x: Any, y: Any, committed: int | None) -> None:
-        """Tell every client the start, and the last committed round if this is not the start."""
+        """Send every client the starting point, and the last committed round if this is not the start."""
         init_key = {"key": np.asarray(jax.random.key_data(jax.random.fold_in(key, 0)))}
         join = Join(self.run, given_x=x is not None, given_y=y is not None, committed=committed)
         messages = {}
@@ -216,19 +215,19 @@ class Messaging:
             given = named_leaves({name: tree for name, tree in (("x", own), ("y", y)) if tree is not None})
             messages[m] = (join, {**{k: np.asarray(v) for k, v in given.items()}, **init_key})
         away = {m: answer.error for m, (answer, _) in self.post.ask(messages).items() if isinstance(answer, Failed)}
-        # At the start everybody has to be there; later those who are away fail exchanges, no more.
+        # The start needs all clients; later, clients that are offline only fail exchanges.
         if away and (committed is None or len(messages) - len(away) < self._quorum(len(messages))):
             m, reason = next(iter(away.items()))
             raise NoQuorum(f"{self.names[m]} could not join: {reason}")
 
     def cohort(self, participation: Participation, key: Key) -> MessageCohort:
-        """Who takes part."""
+        """Draw the clients that take part."""
         ids, times = participation.draw(key, len(self.weights))
         drawn = {int(m): int(n) for m, n in zip(ids, times if times is not None else [1] * len(ids), strict=True) if n}
         return MessageCohort(list(drawn), drawn, len(ids))
 
     def forget(self) -> None:
-        """Other clients are asked next, who hold nothing."""
+        """Forget what clients hold: other clients are asked next."""
         self._held = [set() for _ in self.weights]
 
     def _commit(self, state: State, ids: list[int], scope: Scope) -> State:
@@ -254,7 +253,7 @@ class Messaging:
         commits = {m: dataclasses.replace(commit, answers=scope.answers.get(m, 0)) for m in asked}
         answers = self.post.ask({m: (own, {}) for m, own in commits.items()})
         away = {m: answer for m, (answer, _) in answers.items() if isinstance(answer, Failed)}
-        if away:  # it may have lost what it remembered of this round: that is for people to know
+        if away:  # a client may have lost what it remembered of this round, and users should know
             self._late |= {m: commits[m] for m, answer in away.items() if answer.reason != "stale"}
             there = tuple(self.names[m] for m in answers if m not in away)
             failed = {self.names[m]: answer.error for m, answer in away.items()}
@@ -272,7 +271,7 @@ class Messaging:
         return f"{self.session}.{round}"
 
     def advance(self, state: State, rounds: int) -> State:
-        """So many rounds more; stops after a round whose result is not finite."""
+        """Advance by this number of rounds; stops when a result is not finite."""
         for _ in range(rounds):
             if not state.finite:
                 break
@@ -286,12 +285,12 @@ class Messaging:
         return state
 
     def arrays(self, state: State) -> dict[str, np.ndarray]:
-        """The server's side of a state by name, to be saved. Of private vectors it has but names."""
+        """The arrays of the server's side of a state by name, to save them. Of private vectors it only has names."""
         named = named_leaves({**state._asdict(), "key": jax.random.key_data(state.key), "server": self.public(state)})
         return {name: np.asarray(leaf) for name, leaf in named.items()}
 
     def evaluate(self, state: State) -> dict[int, dict[str, float]]:
-        """What every client that answers finds of the current solution, on rows of its own."""
+        """The metrics of the current solution on each client's own rows, for the clients that answer."""
         public = {k: np.asarray(leaf) for k, leaf in named_leaves(self.public(state)).items()}
         answers = self.post.ask(dict.fromkeys(range(len(self.weights)), (Evaluate(state.round), public)))
         return {
@@ -305,7 +304,7 @@ class Messaging:
         return without(state.server, is_block)
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> State:
-        """The state that was saved; clients go back to its round with what they have kept."""
+        """The state that was saved as these arrays; clients go back to its round with their own saved state."""
         shapes = State(
             key=jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))),
             server=without(self.plan.server, self.program.private),
@@ -339,7 +338,7 @@ class Messaging:
         answers = []
         for client, (answer, reply) in self.post.ask(asked).items():
             if isinstance(answer, Failed):
-                raise NoQuorum(f"{self.names[client]} did not show its part of the solution: {answer.error}")
+                raise NoQuorum(f"{self.names[client]} did not send its part of the solution: {answer.error}")
             answers.append(reply)
         stacked = {name: jnp.stack([answer[name] for answer in answers]) for name in answers[0]}
         x0, y0 = jax.eval_shape(self.program.problem.start, state.key)
