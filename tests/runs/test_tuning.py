@@ -96,7 +96,7 @@ def test_a_search_goes_on_where_it_was(tmp_path: Path) -> None:
     tune(ask(6), tmp_path / "b")
     assert rows(tmp_path / "a") == rows(tmp_path / "b")
     assert rows(tmp_path / "a") != rows(tune(ask(6, seed=1), tmp_path / "c").folder)
-    with pytest.raises(fb.FedbilevelError, match="holds another search"):
+    with pytest.raises(fb.FedbilevelError, match="contains another search"):
         tune(ask(6, rounds=20), tmp_path / "a")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thing").touch()
@@ -159,7 +159,7 @@ def test_settings_that_diverge_or_make_no_sense_are_results(tmp_path: Path, monk
     assert wild
     assert all("became NaN or infinite" in trial.failure and math.isnan(trial.value) for trial in wild)
     assert math.isfinite(tuned.best.value)
-    with pytest.raises(fb.FedbilevelError, match=r"no trial came to its end; the first one said: round \d+"):
+    with pytest.raises(fb.FedbilevelError, match=r"no trial finished; the first one failed with: round \d+"):
         tune(ask(2, rounds=400, settings={"lr_lower": "1e6"}), tmp_path / "none")
 
 
@@ -351,5 +351,5 @@ def test_two_processes_do_not_search_in_one_folder(tmp_path: Path) -> None:
     tune(ask(2), tmp_path / "t")
     with (tmp_path / "t" / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(fb.FedbilevelError, match="another process is at work"):
+        with pytest.raises(fb.FedbilevelError, match="another process is using"):
             tune(ask(3), tmp_path / "t")

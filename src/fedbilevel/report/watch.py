@@ -35,7 +35,7 @@ class Watch(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where to look."""
+        """The address to open."""
         return f"http://{HOST}:{self.server_port}/"
 
     def is_meant(self, host: str) -> bool:

@@ -43,5 +43,5 @@ def keep_apart(task: Task, share: float) -> Task:
 
 
 def validation_loss(task: Task, x: Any, y: Any) -> float:
-    """What parameters are chosen by."""
+    """The loss that settings are compared by."""
     return upper_loss(task, x, y) if task.choice is None else float(task.choice(x, y))
