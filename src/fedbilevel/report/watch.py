@@ -1,4 +1,4 @@
-"""The report while runs go on: a page on this machine that shows every new record."""
+"""The report while runs are in progress: a page on this machine that shows every new record."""
 
 import hashlib
 import json

@@ -16,7 +16,7 @@ STUDY = "study.db"
 AT_RANDOM = 6
 """The number of settings to try before the search learns from them."""
 REDUCTION = 3
-"""After one of this many parts of the rounds, one of this many settings goes on."""
+"""After 1 / REDUCTION of the rounds, 1 / REDUCTION of the settings continue."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from fedbilevel.errors import FedbilevelError, UnknownName
 
 class Setting(NamedTuple):
     """A key, taken apart. ``table`` is "task", "algorithm" or "run", in a comparison also the name of an algorithm; ""
-    is whoever has a setting of this name.
+    means whichever has a setting of this name.
 
     >>> Setting.parse("task.clients"), Setting.parse("lr_upper")
     (Setting(table='task', name='clients'), Setting(table='', name='lr_upper'))

@@ -1,7 +1,7 @@
 """Tuning: search for the hyper-parameters with the lowest validation loss. Needs Optuna (``fedbilevel[tune]``).
 
 A setting is judged by its validation loss at its last (x, y): the task's ``choice``, on rows that nothing is trained
-on, or else the upper loss, on all validation rows or on those that were held out (``kept_apart``). Methods whose model
+on, or else the upper loss, on all validation rows or on those that were held out (``held_out``). Methods whose model
 also follows the upper loss (MeFBO, F2SA, the primal-dual method) fit the rows they see; only held-out rows show whether
 their settings are good. Test data and the task's metrics are never used.
 
@@ -48,7 +48,7 @@ from fedbilevel.runs.search_memory import (
 from fedbilevel.runs.search_space import Range, Space, as_fields, search_space
 from fedbilevel.runs.settings import plain
 from fedbilevel.runs.solve import Row, solve
-from fedbilevel.runs.validation import keep_apart, validation_loss
+from fedbilevel.runs.validation import hold_out, validation_loss
 from fedbilevel.storage.files import alone, new_folder
 
 
@@ -58,7 +58,7 @@ class Tuning:
     have, as text; ``ranges`` replaces the suggested lowest and highest values, ``start`` replaces the suggested setting
     as the first trial, and ``first`` are settings to try after it, for instance those found under another condition.
     Settings of the experiment stay fixed; a hyper-parameter that is ``tied`` to others is always their sum, each times
-    a factor. ``kept_apart`` is the share of the validation rows that are held out to compare settings on. Without
+    a factor. ``held_out`` is the share of the validation rows that are held out to compare settings on. Without
     ``prune``, every trial is run to the end: a setting that is ahead early may diverge late, and one that was stopped
     for it would have been better. With a ``grid``, numbers by hyper-parameter, exactly its points are tried, each run
     to the end.
@@ -72,14 +72,14 @@ class Tuning:
     first: Sequence[Mapping[str, Any]] = ()
     tied: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     grid: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    kept_apart: float = 0.0
+    held_out: float = 0.0
     prune: bool = True
 
     @classmethod
-    def on_grid(cls, experiment: Experiment, grid: Mapping[str, Sequence[float]], kept_apart: float = 0.0) -> "Tuning":
+    def on_grid(cls, experiment: Experiment, grid: Mapping[str, Sequence[float]], held_out: float = 0.0) -> "Tuning":
         """Every point of a grid, once."""
         points = [dict(zip(grid, point, strict=True)) for point in itertools.product(*grid.values())]
-        return cls(experiment, len(points), first=points[1:], grid=grid, kept_apart=kept_apart, prune=False)
+        return cls(experiment, len(points), first=points[1:], grid=grid, held_out=held_out, prune=False)
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def tune(
     if tuning.trials < 1:
         raise FedbilevelError(f"trials must be at least 1, but is {tuning.trials}.")
     built = tuning.experiment.build()
-    built = built._replace(task=keep_apart(built.task, tuning.kept_apart))
+    built = built._replace(task=hold_out(built.task, tuning.held_out))
     experiment, task, algorithm, _ = built
     cohort = participation(experiment.participation(), len(task.clients))
     check_fits(task.problem, algorithm, task.layout, cohort)  # before anything is written
@@ -158,7 +158,7 @@ def _asked(tuning: Tuning, built: Built, space: Space) -> str:
     options = {k: str(v) for k, v in built.task.options.items()}
     run = {name: str(getattr(built.experiment, name)) for name in ("task", "algorithm", "rounds", "seed", "sample")}
     tied = [tuning.tied] if tuning.tied else []
-    return json.dumps([run, options, repr(built.algorithm), repr(space), tuning.kept_apart, tuning.prune, *tied])
+    return json.dumps([run, options, repr(built.algorithm), repr(space), tuning.held_out, tuning.prune, *tied])
 
 
 def _search(
