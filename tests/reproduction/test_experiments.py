@@ -441,7 +441,7 @@ def test_runs_without_a_result_are_no_result(folder: Path, tmp_path: Path, done:
     (places[2] / "run.json").write_text(json.dumps({**info, "status": "running", "process": os.getpid()}))
     with (places[2] / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(fb.FedbilevelError, match=r"1 of 14 runs have no result.*another process is at work there"):
+        with pytest.raises(fb.FedbilevelError, match=r"1 of 14 runs have no result.*another process is using it"):
             reproduction.run(SMALL, tmp_path / "runs")
 
 

@@ -71,7 +71,7 @@ def test_compare_prints_json(tmp_path: Path) -> None:
     [
         (["quadratic", "--algorithms", "fedboi"], "there is no algorithm called 'fedboi'"),
         (["quadrat"], "did you mean 'quadratic'"),
-        (["quadratic", "--seeds", "four"], "seeds are written 0..4 or 0,3,7, not 'four'."),
+        (["quadratic", "--seeds", "four"], "seeds must be written like 0..4 or 0,3,7, not 'four'."),
         (["quadratic", "--set", "lr_uper=1"], "did you mean 'lr_upper'"),
         (["quadratic", "--algorithms", "fedbio", "--set", "fednest.terms=1"], "algorithm of this comparison"),
         (["quadratic", "--algorithms", "fedbio-local", "--rounds", "2"], "local lower level"),
@@ -123,7 +123,7 @@ def test_a_comparison_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert (tmp_path / "b" / "simfbo-seed0" / "run.json").read_bytes() == kept  # not run again
     done = fedbilevel(*compare[:5], "31", *compare[6:], "--out", "b", cwd=tmp_path)
     assert done.returncode == 2
-    assert "holds another comparison" in done.stderr
+    assert "contains another comparison" in done.stderr
 
 
 def _wait_for_running(folder: Path, name: str) -> int:

@@ -95,19 +95,19 @@ Q = '[task]\nname = "quadratic"\n'
         (Q + 'clients = "many"', "line 3: task.clients must be a whole number, not 'many'."),
         (Q + "clients = 2.5", "line 3: task.clients must be a whole number, not 2.5."),
         (Q + "clients = true", "line 3: task.clients must be a whole number, not True."),
-        (Q + "variant = 3", "line 3: task.variant must be a text, not 3."),
-        (Q + '[algorithm]\nrate = "often"', "line 4: algorithm.rate: 'often' is no schedule"),
+        (Q + "variant = 3", "line 3: task.variant must be text, not 3."),
+        (Q + '[algorithm]\nrate = "often"', "line 4: algorithm.rate: 'often' is not a schedule"),
         (Q + "[run]\nrounds = 0", "line 4: rounds must be at least 1"),
         (Q + '[run]\nsample = "some"', "line 4: sample 'some' is neither"),
         (Q + "[run]\ndiagnostics = 3", "line 4: run.diagnostics must be a list of names, not 3."),
         (Q + '[run]\nengine = "locl"', "line 4: there is no engine called 'locl': did you mean 'local'?"),
-        (Q + "[run]\nevery = -1", "every must be a whole number of rounds, at least 1"),
-        (Q + "[run]\ncheckpoints = 0", "at least one is kept"),
+        (Q + "[run]\nevery = -1", "every must be a whole number of at least 1"),
+        (Q + "[run]\ncheckpoints = 0", "the number to keep must be at least 1"),
         (Q + '[run]\ntrackers = ["tensorbord"]', "did you mean 'tensorboard'?"),
         (Q + '[run]\ndiagnostics = ["hypergradiant"]', "did you mean 'hypergradient'?"),
         ('[task]\nname = "quadratic', "is not valid TOML"),
-        ("[algorithm]\nname = 'fedbio'", "does not say which task"),
-        ('task = "quadratic"', "line 1: task is a table: write [task]"),
+        ("[algorithm]\nname = 'fedbio'", "does not name a task"),
+        ('task = "quadratic"', "line 1: task must be a table: write [task]"),
         (Q + "[task.more]\na = 1", "line 3: there is no table called 'task.more'"),
     ],
 )
@@ -137,7 +137,7 @@ def test_init_writes_what_can_be_run(task: str, tmp_path: Path) -> None:
             assert before.splitlines()[-1].startswith("# "), key
     done = fedbilevel("init", task, cwd=tmp_path)
     assert done.returncode == 2
-    assert "nothing is overwritten" in done.stderr
+    assert "already exists: choose another file with --out" in done.stderr
 
 
 @pytest.mark.parametrize(

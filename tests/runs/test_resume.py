@@ -123,7 +123,7 @@ def test_more_rounds(whole: Path, tmp_path: Path) -> None:
     _same_end(whole, tmp_path / "run")
     done = _command("resume", "run", "--rounds", "10", cwd=tmp_path)
     assert done.returncode == 2
-    assert "was begun for 400 rounds" in done.stderr
+    assert "was started with 400 rounds" in done.stderr
 
 
 def test_two_processes_do_not_work_in_one_folder(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_two_processes_do_not_work_in_one_folder(tmp_path: Path) -> None:
             time.sleep(0.05)
         done = _command("resume", "run", cwd=tmp_path)
         assert done.returncode == 2
-        assert done.stderr == "fedbilevel: another process is at work in run: wait for its end, or end it.\n"
+        assert done.stderr == "fedbilevel: another process is using run: wait until it ends, or end it.\n"
         assert runs(tmp_path / "run")[0].status == "running"
     finally:
         process.kill()

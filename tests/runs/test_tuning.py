@@ -26,7 +26,7 @@ from fedbilevel.runs import search_memory
 from fedbilevel.runs.experiment import Experiment
 from fedbilevel.runs.search_space import Choice, Range, search_space
 from fedbilevel.runs.tuning import Tuning, tune
-from fedbilevel.runs.validation import keep_apart, validation_loss
+from fedbilevel.runs.validation import hold_out, validation_loss
 from fedbilevel.tasks import Quadratic, WeightedQuadratics
 
 QUICK = {"p": "2", "d": "2", "clients": "2"}
@@ -96,7 +96,7 @@ def test_a_search_goes_on_where_it_was(tmp_path: Path) -> None:
     tune(ask(6), tmp_path / "b")
     assert rows(tmp_path / "a") == rows(tmp_path / "b")
     assert rows(tmp_path / "a") != rows(tune(ask(6, seed=1), tmp_path / "c").folder)
-    with pytest.raises(fb.FedbilevelError, match="holds another search"):
+    with pytest.raises(fb.FedbilevelError, match="contains another search"):
         tune(ask(6, rounds=20), tmp_path / "a")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thing").touch()
@@ -159,7 +159,7 @@ def test_settings_that_diverge_or_make_no_sense_are_results(tmp_path: Path, monk
     assert wild
     assert all("became NaN or infinite" in trial.failure and math.isnan(trial.value) for trial in wild)
     assert math.isfinite(tuned.best.value)
-    with pytest.raises(fb.FedbilevelError, match=r"no trial came to its end; the first one said: round \d+"):
+    with pytest.raises(fb.FedbilevelError, match=r"no trial finished; the first one failed with: round \d+"):
         tune(ask(2, rounds=400, settings={"lr_lower": "1e6"}), tmp_path / "none")
 
 
@@ -191,8 +191,8 @@ def test_a_task_may_say_what_parameters_are_chosen_by(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("at_server", [False, True])
-def test_rows_kept_apart_are_compared_by_and_not_trained_on(at_server: bool) -> None:
-    """Every row is a number of its own: those seen and those kept apart are all, and the choice is the loss on the
+def test_held_out_rows_are_compared_by_and_not_trained_on(at_server: bool) -> None:
+    """Every row is a number of its own: those seen and those held out are all, and the choice is the loss on the
     latter.
     """
     loss = lambda x, y, batch: jnp.mean((batch["a"] - y) ** 2) + 0 * x
@@ -208,7 +208,7 @@ def test_rows_kept_apart_are_compared_by_and_not_trained_on(at_server: bool) -> 
         clients = [{**client, "val": some} for client, some in zip(train, val, strict=True)]
         task = fb.Task(problem, clients, weights="size", batch_size=1)
         weights, before = [0.4, 0.6], val
-    changed = keep_apart(task, 0.5)
+    changed = hold_out(task, 0.5)
     after = [changed.server] if at_server else [client["val"] for client in changed.clients]
     apart = [set(old["a"].index) - set(new["a"].index) for old, new in zip(before, after, strict=True)]
     assert [len(left) for left in apart] == [2, 1][: len(before)]
@@ -217,10 +217,10 @@ def test_rows_kept_apart_are_compared_by_and_not_trained_on(at_server: bool) -> 
     expected = sum(w * np.mean((table[list(left)] - 2.0) ** 2) for w, left in zip(weights, apart, strict=True))
     assert changed.choice(0.0, 2.0) == pytest.approx(expected)
     assert [client["train"] for client in changed.clients] == [client["train"] for client in task.clients]
-    assert keep_apart(changed, 0.9) is changed  # a choice of its own
-    assert keep_apart(task, 0.0) is task
+    assert hold_out(changed, 0.9) is changed  # a choice of its own
+    assert hold_out(task, 0.0) is task
     with pytest.raises(fb.FedbilevelError, match="share of the validation rows"):
-        keep_apart(task, 1.0)
+        hold_out(task, 1.0)
 
 
 def test_what_cannot_be_tuned() -> None:
@@ -351,5 +351,5 @@ def test_two_processes_do_not_search_in_one_folder(tmp_path: Path) -> None:
     tune(ask(2), tmp_path / "t")
     with (tmp_path / "t" / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(fb.FedbilevelError, match="another process is at work"):
+        with pytest.raises(fb.FedbilevelError, match="another process is using"):
             tune(ask(3), tmp_path / "t")

@@ -41,7 +41,7 @@ def tune(
         list[str] | None,
         typer.Option(metavar="KEY=A,B,...", help="Also try these values of a hyper-parameter. May be repeated."),
     ] = None,
-    keep_apart: Annotated[
+    hold_out: Annotated[
         float,
         typer.Option(help="Share of the validation rows to hold out and to compare settings on."),
     ] = 0.0,
@@ -53,7 +53,7 @@ def tune(
 ) -> None:
     """Search for the hyper-parameters with the lowest validation loss. Test data are never used."""
     given = Experiment(task, algorithm, rounds, seed, sample)
-    asked = tuning.Tuning(given.changed(settings_of(set_, clients, data)), trials, _varied(vary), kept_apart=keep_apart)
+    asked = tuning.Tuning(given.changed(settings_of(set_, clients, data)), trials, _varied(vary), held_out=hold_out)
     with ending_well():
         if as_json:
             print(json.dumps(plain_json(tuning.tune(asked, out).summary)))

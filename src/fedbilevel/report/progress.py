@@ -63,7 +63,7 @@ def sent(megabytes: float) -> str:
 
 
 class Display:
-    """Shows runs while they go on; ``with Display(console) as progress: run(..., progress=progress)``."""
+    """Shows the progress of runs; ``with Display(console) as progress: run(..., progress=progress)``."""
 
     def __init__(self, console: Console) -> None:
         self.live = console.is_terminal

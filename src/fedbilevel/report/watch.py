@@ -1,4 +1,4 @@
-"""The report while runs go on: a page on this machine that shows every new record."""
+"""The report while runs are in progress: a page on this machine that shows every new record."""
 
 import hashlib
 import json
@@ -35,7 +35,7 @@ class Watch(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where to look."""
+        """The address to open."""
         return f"http://{HOST}:{self.server_port}/"
 
     def is_meant(self, host: str) -> bool:

@@ -136,7 +136,7 @@ class Search:
     starts from the printed parameters of a method, or from what ``start`` has for its label, and covers ``ranges``, by
     parameter, which are the same for every method. ``fixed`` are parameters, by label, that are not searched for,
     ``tied`` those that are sums of others, with factors; ``rounds`` = 0 means as many as the runs have; with ``prune``,
-    trials that are behind are stopped early; ``task`` are options for the search only, and ``kept_apart`` is the share
+    trials that are behind are stopped early; ``task`` are options for the search only, and ``held_out`` is the share
     of the validation rows that are held out to compare settings on. With a ``grid``, all its points are tried, with
     ``seeds`` seeds from ``seed`` on, and other parameters are as the task suggests.
     """
@@ -152,7 +152,7 @@ class Search:
     fixed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     tied: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
     task: Mapping[str, Any] = field(default_factory=dict)
-    kept_apart: float = 0.0
+    held_out: float = 0.0
     prune: bool = True
     found: str = ""  # the experiment whose search is used, if it is another one's
 

@@ -117,7 +117,7 @@ def _searched(made: Reproduction, search: Search) -> str:
     grid = "; ".join(f"{name} in {', '.join(map(str, values))}" for name, values in search.grid.items())
     ranges = "; ".join(f"{name} from {low:g} to {high:g}" for name, (low, high) in search.ranges.items())
     last = search.seed + search.seeds - 1
-    share = f"on {search.kept_apart:.0%} of the validation rows, which nothing was trained on"
+    share = f"on {search.held_out:.0%} of the validation rows, which nothing was trained on"
     again = "where there are several conditions, one more with what was found before"
     ended = "stopped after a third of the rounds if they were behind" if search.prune else "each run to the end"
     parts = [
@@ -135,7 +135,7 @@ def _searched(made: Reproduction, search: Search) -> str:
         "for every method marked *found by search*",
         f"under {' and '.join(map(repr, search.panels))}" if search.panels and len(made.panels) > 1 else "",
         f"seed {search.seed}" if search.seeds == 1 else f"seeds {search.seed} to {last}",
-        f"by validation loss {share}" if search.kept_apart else "by validation loss",
+        f"by validation loss {share}" if search.held_out else "by validation loss",
     ]
     return ", ".join(part for part in parts if part) + "."
 

@@ -120,7 +120,7 @@ def _search_one(made: Reproduction, asked: Search, method: Method, out: Path) ->
         name = _slug(f"{panel.title} {method.label}")
         if asked.grid:
             seeds = range(asked.seed, asked.seed + asked.seeds)
-            tunings = [Tuning.on_grid(experiment.changed({"seed": n}), asked.grid, asked.kept_apart) for n in seeds]
+            tunings = [Tuning.on_grid(experiment.changed({"seed": n}), asked.grid, asked.held_out) for n in seeds]
             places = [out / f"{name}-seed{n}" for n in seeds]
         else:
             tuning = Tuning(
@@ -130,7 +130,7 @@ def _search_one(made: Reproduction, asked: Search, method: Method, out: Path) ->
                 start=start,
                 first=first,
                 tied=asked.tied.get(method.label, {}),
-                kept_apart=asked.kept_apart,
+                held_out=asked.held_out,
                 prune=asked.prune,
             )
             tunings, places = [tuning], [out / name]

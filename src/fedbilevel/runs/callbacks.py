@@ -1,4 +1,4 @@
-"""Whoever wants to follow a run: a plain function for every row, TensorBoard, MLflow, or a class of your own."""
+"""Follow a run: a plain function for every row, TensorBoard, MLflow, or a class of your own."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Started(NamedTuple):
-    """A run that begins, or goes on after the rows of its ``history``."""
+    """A run that starts, or continues after the rows of its ``history``."""
 
     task: "Task"
     algorithm: "Algorithm"
@@ -23,7 +23,7 @@ class Started(NamedTuple):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What was chosen, flat: ``task.name``, options of the task, ``algorithm.name``, its hyper-parameters."""
+        """All settings, flat: ``task.name``, options of the task, ``algorithm.name``, its hyper-parameters."""
         hyper = {f"algorithm.{f.name}": getattr(self.algorithm, f.name) for f in fields(self.algorithm)}
         options = {f"task.{name}": value for name, value in self.task.options.items()}
         names = {"task.name": self.task.name, "algorithm.name": type(self.algorithm).__name__}
@@ -31,20 +31,20 @@ class Started(NamedTuple):
 
 
 class Callback:
-    """Told what happens in a run; override what you need."""
+    """Follows a run; override the methods you need."""
 
     def start(self, run: Started) -> None:
-        """Before the first round, or before a run goes on."""
+        """Called before the first round, or before a run continues."""
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """After every evaluation."""
+        """Called after every evaluation."""
 
     def end(self) -> None:
-        """At the end, whatever it was."""
+        """Called at the end, however the run ended."""
 
 
 class OnRow(Callback):
-    """A plain function, called with every row."""
+    """Calls a plain function with every row."""
 
     def __init__(self, function: Callable[[dict[str, Any]], Any]) -> None:
         self.function = function
@@ -66,7 +66,7 @@ def _mlflow() -> Any:
 
 
 class TensorBoard(Callback):
-    """Event files for ``tensorboard --logdir FOLDER`` (needs ``pip install 'fedbilevel[tensorboard]'``)."""
+    """Writes event files for ``tensorboard --logdir FOLDER`` (needs ``pip install 'fedbilevel[tensorboard]'``)."""
 
     def __init__(self, folder: Path | str) -> None:
         self.make, self.folder, self.writer = _summary_writer(), str(folder), None
@@ -90,12 +90,12 @@ class TensorBoard(Callback):
 
 
 class MLflow(Callback):
-    """A run in MLflow (needs ``pip install 'fedbilevel[mlflow]'``).
+    """Logs a run to MLflow (needs ``pip install 'fedbilevel[mlflow]'``).
 
     Args:
-        uri: of the tracking server or store; None is what MLflow's own settings say.
+        uri: address of the tracking server or store; None uses MLflow's own settings.
         experiment: its name in MLflow.
-        name: of the run; a run of the same name that did not finish goes on.
+        name: name of the run; an unfinished run of the same name is continued.
     """
 
     def __init__(self, uri: str | None = None, experiment: str = "fedbilevel", name: str | None = None) -> None:
@@ -130,8 +130,8 @@ class MLflow(Callback):
 
 
 class Tracker(NamedTuple):
-    """A service that follows experiments: ``check_installed`` refuses to go on without its extra, ``follow`` makes the
-    callback for the run with this label in a run folder.
+    """A service that tracks experiments: ``check_installed`` raises an error if its extra is missing, ``follow`` makes
+    the callback for the run with this label in a run folder.
     """
 
     check_installed: Callable[[], Any]

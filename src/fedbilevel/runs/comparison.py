@@ -1,4 +1,4 @@
-"""Several algorithms on one task, over several seeds: what came out, side by side."""
+"""Compare several algorithms on one task, over several seeds."""
 
 import inspect
 import time
@@ -26,7 +26,7 @@ from fedbilevel.tasks import TASKS
 
 @dataclass(frozen=True)
 class Comparison:
-    """What to compare. ``settings`` go to the task and to every algorithm that knows them; "NAME.key" only to NAME."""
+    """What to compare. ``settings`` apply to the task and to every algorithm that has them; "NAME.key" only to NAME."""
 
     task: str
     algorithms: Sequence[str]
@@ -48,7 +48,7 @@ class Comparison:
         return Experiment(self.task, algorithm, self.rounds, seed, self.sample, chosen)
 
     def check(self) -> None:
-        """Refuse settings that nobody has."""
+        """Refuse unknown settings."""
         everything = {*_options(self.task), *(name for a in self.algorithms for name in _fields(a))}
         for key in self.settings:
             table, name = Setting.parse(key)
@@ -81,7 +81,7 @@ class Compared:
 
     @property
     def info(self) -> Mapping[str, Any]:
-        """What is known of the task."""
+        """Facts about the task."""
         return next((m for m in self.members if m.done), self.members[0]).run.info
 
 
@@ -111,12 +111,12 @@ def fitting(task: Task) -> list[str]:
 def run(
     comparison: Comparison, out: Path | None = None, progress: Callable[[int, int], None] | None = None, jobs: int = 0
 ) -> Compared:
-    """Run all members, each into a run folder of its own; one that fails is reported and does not stop the others.
+    """Run all members, each in its own run folder; one that fails is reported and does not stop the others.
 
     Args:
         comparison: what to run.
-        out: the folder; one that holds this very comparison is continued where it stopped.
-        progress: called with how many members are done, and how many there are.
+        out: the folder; if it has the same comparison, that is continued.
+        progress: called with the number of members done, and the number of all.
         jobs: processes, see ``grid.run``; seeds of the same algorithm stay in one.
     """
     began = time.perf_counter()
@@ -125,7 +125,7 @@ def run(
     name = out / COMPARISON if out is not None else None
     if name is not None and name.exists():
         if name.read_text() != text:
-            raise FedbilevelError(f"{out} holds another comparison: choose another folder with --out.")
+            raise FedbilevelError(f"{out} contains another comparison: choose another folder with --out.")
         folder = name.parent
         places = _places(comparison, folder)
     else:
@@ -141,7 +141,7 @@ def run(
         raise Interrupted.of(interrupt, saved=f"Continue with: fedbilevel resume {folder}") from None
     members = [ComparedRun(runs(place.folder)[0], name, seed) for name, seed, place in places]
     if not any(member.done for member in members):
-        raise FedbilevelError(f"every run failed; the first one said: {members[0].failure}")
+        raise FedbilevelError(f"every run failed, the first one with: {members[0].failure}")
     return Compared(comparison, members, folder, time.perf_counter() - began)
 
 
@@ -172,7 +172,7 @@ def _config(comparison: Comparison) -> dict[str, Any]:
 
 
 def read(folder: Path) -> Comparison:
-    """The comparison that a folder holds."""
+    """Read the comparison of a folder."""
     try:
         return Comparison(**tomllib.loads((folder / COMPARISON).read_text()))
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -191,7 +191,7 @@ def per_client(member: ComparedRun, name: str) -> float:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Seeds as people write them.
+    """Read seeds from text.
 
     >>> parse_seeds("0..3"), parse_seeds("1,5")
     ([0, 1, 2, 3], [1, 5])
@@ -205,7 +205,7 @@ def parse_seeds(text: str) -> list[int]:
     except ValueError:
         seeds = []
     if not seeds or min(seeds) < 0:
-        raise FedbilevelError(f"seeds are written 0..4 or 0,3,7, not '{text}'.")
+        raise FedbilevelError(f"seeds must be written like 0..4 or 0,3,7, not '{text}'.")
     return seeds
 
 
@@ -217,7 +217,7 @@ def plan(
     sample: str | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> Comparison:
-    """The comparison that a command line asks for, by default of all algorithms that fit the task."""
+    """Plan a comparison, by default of all algorithms that fit the task."""
     settings = settings or {}
     names = [] if algorithms in (None, "all") else [name.strip() for name in algorithms.split(",")]
     if not names or rounds is None:

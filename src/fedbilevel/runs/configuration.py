@@ -1,4 +1,4 @@
-"""Experiment files: TOML with the tables [task], [algorithm] and [run]; messages say the line."""
+"""Experiment files: TOML with the tables [task], [algorithm] and [run]; error messages have the line."""
 
 import inspect
 import re
@@ -20,11 +20,11 @@ FEDERATION = ("federation", "schema")
 
 
 def read(path: Path, federated: bool = False) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """The tables of an experiment file, and where every key stands: {"task.name": "my.toml, line 2: "}."""
+    """Read the tables of an experiment file, and the place of every key: {"task.name": "my.toml, line 2: "}."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
         raise FedbilevelError(f"the experiment file {path} cannot be read: {reason}.") from None
     try:
         content = tomllib.loads(text)
@@ -43,14 +43,14 @@ def read(path: Path, federated: bool = False) -> tuple[dict[str, dict[str, Any]]
             raise UnknownName("table", table, allowed, places.get(table, f"{path}: "))
         if not isinstance(keys, dict):
             raise FedbilevelError(
-                f'{places.get(table, "")}{table} is a table: write [{table}] and below it name = "...".'
+                f'{places.get(table, "")}{table} must be a table: write [{table}] and below it name = "...".'
             )
         for key, value in keys.items():
             if isinstance(value, dict) and table in TABLES:
                 raise UnknownName("table", f"{table}.{key}", TABLES, places.get(f"{table}.{key}", f"{path}: "))
     tables = {table: content.get(table, {}) for table in allowed}
     if not isinstance(tables["task"].get("name"), str):
-        raise FedbilevelError(f'{path} does not say which task: write [task] and below it name = "data-cleaning".')
+        raise FedbilevelError(f'{path} does not name a task: write [task] and below it name = "data-cleaning".')
     return tables, places
 
 
@@ -78,7 +78,7 @@ def commented(
 ) -> str:
     """Tables as an experiment file in which every key is explained; keys that follow from others are left out."""
     lines = [
-        "# An experiment: fedbilevel run THIS-FILE [--set algorithm.lr_upper=0.2]. What is left out is the default."
+        "# An experiment: fedbilevel run THIS-FILE [--set algorithm.lr_upper=0.2]. Settings left out have defaults."
     ]
     for table, keys in tables.items():
         lines += ["", f"[{table}]"]
@@ -90,7 +90,7 @@ def commented(
 
 
 def explained(function: Callable[..., Any]) -> dict[str, str]:
-    """What a docstring says of each argument.
+    """What a docstring says about each argument.
 
     >>> def f(a: int) -> None:
     ...     '''Do it.

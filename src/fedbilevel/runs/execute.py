@@ -1,4 +1,4 @@
-"""Run an experiment, or go on with one, and write its run folder."""
+"""Run or continue an experiment, and write its run folder."""
 
 import csv
 import dataclasses
@@ -31,8 +31,8 @@ from fedbilevel.storage.run_folder import CONFIG, RunFacts, RunFolder
 
 
 class Progress(Protocol):
-    """Whoever wants to show how far a run is: called with its label, its number of rounds, and None when it begins,
-    then every row of its history.
+    """Shows the progress of a run: called with its label, its number of rounds, and None when it starts, then every row
+    of its history.
     """
 
     def __call__(self, label: str, rounds: int, row: Row | None) -> None: ...
@@ -57,7 +57,7 @@ class Finished:
 
 
 def run(experiment: Experiment, out: Path | None = None, progress: Progress | None = None) -> Finished:
-    """Run an experiment and its references and write the run folder. Whatever stops it, what there was is saved."""
+    """Run an experiment and its references, and write the run folder. If it is stopped, what it has is saved."""
     built = experiment.build()
     built.check()
     name = f"{experiment.task}-{built.experiment.algorithm}-seed{experiment.seed}"
@@ -65,18 +65,18 @@ def run(experiment: Experiment, out: Path | None = None, progress: Progress | No
 
 
 def resume(folder: Path | str, rounds: int | None = None, progress: Progress | None = None) -> Finished:
-    """Go on with the run of a folder, from its newest checkpoints, to the result it would have had without a break.
+    """Continue the run of a folder from its newest checkpoints, to the same result as without the interruption.
 
     Args:
         folder: the run folder.
-        rounds: go on to more rounds than the run was begun with.
+        rounds: continue to more rounds than the run was started with.
     """
     folder = Path(folder)
     RunFolder(folder).check()
     experiment = Experiment.read(folder / CONFIG)
     if rounds is not None:
         if experiment.rounds is not None and rounds < experiment.rounds:
-            raise FedbilevelError(f"{folder} was begun for {experiment.rounds} rounds: give at least as many.")
+            raise FedbilevelError(f"{folder} was started with {experiment.rounds} rounds: give at least as many.")
         experiment = dataclasses.replace(experiment, rounds=rounds)
     built = experiment.build()
     built.check()
@@ -125,7 +125,7 @@ def _run_alone(built: Built, folder: RunFolder, progress: Progress | None) -> Fi
 def _finish(
     built: Built, folder: RunFolder, result: Result, references: Mapping[str, Result], began: float
 ) -> Finished:
-    """Write what came out: the solution, a summary, and what the task shows of its solution."""
+    """Write the results: the solution, a summary, and what the task shows of its solution."""
     experiment, task, algorithm, _ = built
     _save_solution(result, folder)
     summary = {**{k: v for k, v in result.metrics.items() if k != "round"}, "rounds": result.metrics["round"]}
@@ -192,7 +192,7 @@ class _Members:
         return self.folder.checkpoints(label, experiment.checkpoint_seconds, experiment.checkpoints)
 
     def reference(self, reference: Reference) -> Result:
-        """The best of all that a reference starts from, for the price of all; one that diverges is not the best."""
+        """The best of all starting points of a reference, at the cost of all; one that diverges is not the best."""
         if not reference.others:
             return self.one(reference.label, reference.algorithm, reference.x)
         starts = [reference.x, *reference.others]
@@ -210,7 +210,7 @@ class _Members:
 
 
 def describe(built: Built, folder: Path) -> RunFacts:
-    """What a reader of the folder must know of the run."""
+    """What a reader of the folder must know about the run."""
     experiment, task, algorithm, _ = built
     main, title = str(experiment.algorithm), type(algorithm).__name__
     labels: dict[str, str] = {}

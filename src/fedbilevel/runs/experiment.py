@@ -32,7 +32,7 @@ def _field(default: Any, help: str) -> Any:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything that determines a run; None is what the task suggests.
+    """Everything that determines a run; None means what the task suggests.
 
     Args:
         task: its name in ``fb.TASKS``.
@@ -49,32 +49,32 @@ class Experiment:
 
     task: str
     algorithm: str | None = None
-    rounds: int | None = _field(None, "how many rounds")
-    seed: int = _field(0, "of everything random: data, starting points, batches, cohorts")
+    rounds: int | None = _field(None, "number of rounds")
+    seed: int = _field(0, "seed for everything random: data, starting points, batches, cohorts")
     sample: str | None = _field(
-        None, "who takes part in a round: 'everyone', a number, a probability such as 0.5, or a list '0,3,5'"
+        None, "which clients take part in a round: 'everyone', a number, a probability such as 0.5, or a list '0,3,5'"
     )
     settings: Mapping[str, Any] = field(default_factory=dict)
     every: int | None = _field(None, "rounds between evaluations; left out: about fifty evaluations")
     diagnostics: Sequence[str] = _field((), "exact quantities at every evaluation, such as 'hypergradient'")
     engine: str = _field("simulation", "'simulation' (compiled) or 'local' (serialized messages, no checkpoints)")
     batching: str = _field("auto", "how the simulator visits clients: 'scan' one by one, 'vmap' all at once, 'auto'")
-    references: bool = _field(True, "whether to run what the task compares with, too")
-    checkpoint_seconds: float = _field(30.0, "least time between two checkpoints")
-    checkpoints: int = _field(2, "how many checkpoints are kept")
-    trackers: Sequence[str] = _field((), "'tensorboard', 'mlflow': who else is told of every evaluation")
+    references: bool = _field(True, "whether to run the task's references as well")
+    checkpoint_seconds: float = _field(30.0, "shortest time between two checkpoints")
+    checkpoints: int = _field(2, "number of checkpoints to keep")
+    trackers: Sequence[str] = _field((), "where to log every evaluation: 'tensorboard', 'mlflow'")
     places: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @staticmethod
     def read(path: Path | str) -> "Experiment":
-        """The experiment of a TOML file."""
+        """Read an experiment from a TOML file."""
         tables, places = configuration.read(Path(path))
         name = tables["task"].pop("name")
         return Experiment(name, places=places).changed(Settings.of_tables(tables))
 
     def changed(self, settings: Mapping[str, Any]) -> "Experiment":
-        """The same with other settings: fields of ``[run]`` ("rounds" or "run.rounds"), "algorithm", options and
-        hyper-parameters; the last word counts.
+        """The same experiment with other settings: fields of ``[run]`` ("rounds" or "run.rounds"), "algorithm", options
+        and hyper-parameters; later settings override earlier ones.
         """
         fields: dict[str, Any] = {}
         others = Settings(self.settings)
@@ -123,7 +123,7 @@ class Experiment:
         return Built(whole, task, kind(**chosen), {**options, **for_task})
 
     def _check_settings(self, algorithm: str, options: Mapping[str, Any]) -> tuple[type[Algorithm], dict[str, Any]]:
-        """The algorithm and its hyper-parameters; refuses settings that nobody knows, or two."""
+        """The algorithm and its hyper-parameters; refuses settings that are unknown or ambiguous."""
         ALGORITHMS.check(algorithm, self._at("algorithm.name"))
         kind = ALGORITHMS[algorithm]
         hyper = {f.name: f.default for f in dataclasses.fields(kind)}
@@ -132,8 +132,8 @@ class Experiment:
         return kind, hyper
 
     def participation(self) -> int | Participation | list[int] | None:
-        """What ``sample`` means: "10" clients, a probability "0.5", or a list "0,3,5"; "10 resample" or "0.5 resample"
-        for others in every exchange, "10 replacement" for draws with replacement, "everyone".
+        """Read ``sample``: "10" clients, a probability "0.5", or a list "0,3,5"; "10 resample" or "0.5 resample" for a
+        new cohort in every exchange, "10 replacement" for draws with replacement, "everyone".
         """
         if self.sample is None or self.sample == "everyone":
             return None
@@ -151,11 +151,11 @@ class Experiment:
             ) from None
 
     def run(self, out: Path | str | None = None, progress: "Progress | None" = None) -> "Finished":
-        """Run it and write its folder.
+        """Run the experiment and write its folder.
 
         Args:
-            out: the folder, which must be empty; default: a new one in ``runs/``.
-            progress: told when a run begins, and of every row.
+            out: the folder, which must be empty. Default: a new one in ``runs/``.
+            progress: called when a run starts, and with every row.
         """
         from fedbilevel.runs.execute import run  # which knows experiments
 
@@ -169,7 +169,7 @@ RUN_SETTINGS: Mapping[str, str] = {
 
 
 class Built(NamedTuple):
-    """An experiment in full, and what it is about."""
+    """A complete experiment, with its task and its algorithm."""
 
     experiment: Experiment
     task: Task
@@ -192,7 +192,7 @@ class Built(NamedTuple):
         return {table: {k: plain(v) for k, v in keys.items()} for table, keys in tables.items()}
 
     def check(self) -> None:
-        """Refuse what does not fit, before anything is written."""
+        """Refuse settings that do not fit together, before anything is written."""
         experiment = self.experiment
         check_rounds(experiment.rounds, experiment.every)
         for name, value, choices in (

@@ -1,5 +1,5 @@
-"""Many experiments, each in a run folder of its own: in processes, one failure does not stop the others, and what was
-interrupted goes on.
+"""Many experiments in processes, each in its own run folder. One failure does not stop the others, and interrupted runs
+are continued.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ class PlannedRun(NamedTuple):
 
     @property
     def status(self) -> str:
-        """How its run stands, "" if it has not begun."""
+        """The status of its run, "" if it has not started."""
         run = RunFolder(self.folder).read()
         return "" if run is None else run.status
 
@@ -39,7 +39,7 @@ class PlannedRun(NamedTuple):
 
     @property
     def settled(self) -> bool:
-        """Whether it has a result: to run it again would give the same. Other failures may be fixed."""
+        """Whether it has a result, so that running it again would give the same. Other failures may be fixed."""
         run = RunFolder(self.folder).read()
         return run is not None and (run.status == "finished" or bool(run.info.get("diverged")))
 
@@ -60,7 +60,7 @@ class Member:
         """Why there is no result."""
         if self.done:
             return ""
-        at_work = "another process is at work there." if self.run.status == "running" else "it did not finish."
+        at_work = "another process is using it." if self.run.status == "running" else "it did not finish."
         return str(self.run.info.get("failure") or at_work)
 
     @property
@@ -82,13 +82,13 @@ def seconds(members: Sequence[Member]) -> float:
 def run(
     groups: Sequence[Sequence[PlannedRun]], progress: Callable[[int, int], None] | None = None, jobs: int = 0
 ) -> None:
-    """Run all that have no result yet, also those that failed before by other reasons than that they diverged; whatever
-    fails is in its run folder.
+    """Run all that have no result yet, including those that failed for other reasons than divergence; a failure is
+    recorded in its run folder.
 
     Args:
-        groups: those of a group stay in one process, where what has the same shapes is compiled only once.
-        progress: called with how many are done, and how many there are.
-        jobs: processes, never more than there are cores; 0 is one for each core.
+        groups: runs of a group stay in one process, where equal shapes are compiled only once.
+        progress: called with the number of runs done, and the number of all.
+        jobs: number of processes, never more than there are cores; 0 is one for each core.
     """
     places = [place for group in groups for place in group]
     left = [group for all_ in groups if (group := [place for place in all_ if not place.settled])]
@@ -118,12 +118,12 @@ def _run_group(group: Sequence[PlannedRun], tell: Callable[[], None] | None = No
 
 
 def _fail(place: PlannedRun, why: Exception | str, before: str = "") -> None:
-    """Say in a member's folder that it failed."""
+    """Record in a member's folder that it failed."""
     RunFolder(place.folder).fail(why, before, task=place.experiment.task, name=place.folder.name)
 
 
 def _in_processes(groups: Sequence[Sequence[PlannedRun]], workers: int, tell: Callable[[], None]) -> None:
-    """A process that dies fails the member it was at, and no other."""
+    """Run groups in processes; a process that dies fails only the member it was running."""
     left = list(groups)
     while left:
         with contextlib.closing(processes.calls(_run_group, [(group,) for group in left], workers, tell)) as results:

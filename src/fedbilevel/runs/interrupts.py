@@ -1,9 +1,9 @@
 """Interrupts that are not lost.
 
 Python raises KeyboardInterrupt wherever the program happens to be. Inside a finalizer or a callback of the garbage
-collector, of which JAX has one, it is printed and forgotten, and a long run would go on. So an interrupt that comes
-there is put off for a moment. Some finalizers cannot be told from other functions; therefore an interrupt is also noted
-here, and ``solve`` looks between rounds.
+collector, of which JAX has one, it is printed and forgotten, and a long run would continue. So an interrupt that comes
+there is delayed for a moment. Some finalizers cannot be told from other functions; so an interrupt is also recorded
+here, and ``solve`` checks between rounds.
 """
 
 import signal
@@ -26,7 +26,7 @@ _noted: type[KeyboardInterrupt] | None = None
 
 
 def listen() -> None:
-    """Note and raise what Ctrl-C and SIGTERM ask for; for programs, not for libraries."""
+    """Record and raise interrupts by Ctrl-C and SIGTERM; for programs, not for libraries."""
 
     def on(kind: type[KeyboardInterrupt]) -> Any:
         def handler(number: int, frame: FrameType | None) -> None:
@@ -57,12 +57,12 @@ def _send(number: int) -> None:
 
 
 def check() -> None:
-    """Raise an interrupt that was noted, and has not been seen to."""
+    """Raise an interrupt that was recorded and not handled yet."""
     if _noted is not None:
         raise _noted
 
 
 def seen() -> None:
-    """The interrupt is being dealt with."""
+    """Mark the interrupt as handled."""
     global _noted
     _noted = None

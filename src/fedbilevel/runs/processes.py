@@ -1,4 +1,4 @@
-"""Calls in processes: one that dies takes only its own call with it, and an interrupt reaches what is being done."""
+"""Calls in processes: a process that dies loses only its own call, and an interrupt reaches running calls."""
 
 import contextlib
 import multiprocessing
@@ -42,14 +42,14 @@ def calls(
     workers: int,
     tell: Callable[[], None] | None = None,
 ) -> Generator[tuple[int, Any]]:
-    """The number and the result of each call, in the order in which they end; ``DIED`` if its process died. What a call
-    raises is raised here. Then, or when the generator is closed, the other calls are interrupted, and waited for: they
-    save what they have.
+    """Yield the number and the result of each call, in the order in which they end; ``DIED`` if its process died. What
+    a call raises is raised here. Then, or when the generator is closed, the other calls are interrupted, and this waits
+    until they have saved their results.
 
     Args:
         function: called with each of the arguments, in at most ``workers`` processes at once.
-        arguments: in the order in which they are begun.
-        workers: processes of one thread each. What one call compiles or reads, a later one in the same process has.
+        arguments: in the order in which the calls start.
+        workers: processes of one thread each. Later calls in a process reuse what earlier ones compiled or read.
         tell: called every half a second.
     """
     waiting = deque(enumerate(arguments))
@@ -90,7 +90,7 @@ def calls(
 
 
 def cores() -> int:
-    """How many processes can work at the same time."""
+    """The number of processes that can work at the same time."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -121,7 +121,7 @@ def _deaf_to_interrupts() -> Iterator[None]:
 
 
 def _work(connection: Any) -> None:
-    """What a process does: one call after the other, until nobody has another one for it."""
+    """The main function of a process: make one call after the other, until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     interrupts.listen()
     compiled.enable(quiet=True)

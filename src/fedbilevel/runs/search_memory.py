@@ -14,14 +14,14 @@ from fedbilevel.runs.search_space import Choice, Space, as_fields
 
 STUDY = "study.db"
 AT_RANDOM = 6
-"""How many settings are tried before the search learns from them."""
+"""The number of settings to try before the search learns from them."""
 REDUCTION = 3
-"""After one of this many parts of the rounds, one of this many settings goes on."""
+"""After 1 / REDUCTION of the rounds, 1 / REDUCTION of the settings continue."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting and what became of it; ``value`` is its last validation loss, after ``rounds``."""
+    """One setting and its outcome; ``value`` is its last validation loss, after ``rounds``."""
 
     number: int
     state: str  # "complete", "pruned" or "diverged"
@@ -41,9 +41,9 @@ def open_study(folder: Path, asked: str, space: Space, first: Sequence[Mapping[s
     """The search in a folder: a new one, or the one that was interrupted there.
 
     Args:
-        folder: holds ``study.db``.
-        asked: all that determines the search; a folder with another one is refused.
-        space: what it looks through. The first trial is what it suggests.
+        folder: the folder with ``study.db``.
+        asked: everything that determines the search; a folder with another search is refused.
+        space: the search space. The first trial is the setting that it suggests.
         first: settings to try after that.
     """
     optuna = _optuna()
@@ -51,12 +51,10 @@ def open_study(folder: Path, asked: str, space: Space, first: Sequence[Mapping[s
     try:
         study = optuna.create_study(storage=f"sqlite:///{folder / STUDY}", study_name="tuning", load_if_exists=True)
     except Exception as error:
-        raise FedbilevelError(
-            f"cannot use {folder / STUDY} as the memory of a search: {str(error).splitlines()[0]}"
-        ) from error
+        raise FedbilevelError(f"{folder / STUDY} cannot be used for a search: {str(error).splitlines()[0]}") from error
     if study.user_attrs.get("asked", asked) != asked:
         raise FedbilevelError(
-            f"the folder {folder} holds another search (task, algorithm, rounds, seed or settings differ): "
+            f"the folder {folder} contains another search (task, algorithm, rounds, seed or settings differ): "
             "choose another one with --out."
         )
     study.set_user_attr("asked", asked)
@@ -96,7 +94,7 @@ def suggest(trial: Any, space: Space) -> dict[str, Any]:
 
 
 def give_up(study: Any, trial: Any) -> None:
-    """A trial that is not worth going on with."""
+    """Stop a trial that is not worth continuing."""
     study.tell(trial, state=_optuna().trial.TrialState.PRUNED)
 
 

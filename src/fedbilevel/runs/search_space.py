@@ -1,4 +1,4 @@
-"""What a search looks through: the hyper-parameters of an algorithm, their ranges and choices."""
+"""The search space of tuning: the hyper-parameters of an algorithm, their ranges and choices."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -65,7 +65,7 @@ def search_space(
         space[name] = Range(min(low, value), max(high, value), value)
     for name, text in vary.items():
         if isinstance(fields[name].default, tuple | Schedule):
-            raise FedbilevelError(f"{name} is not a number or a word, which --vary needs.")
+            raise FedbilevelError(f"--vary cannot change {name}: it is neither a number nor a word.")
         values = [convert(name, part.strip(), fields[name].default) for part in text.split(",") if part.strip()]
         for value in values:
             dataclasses.replace(algorithm, **{name: value})  # refuses wrong ones

@@ -16,7 +16,7 @@ from fedbilevel.errors import FedbilevelError, UnknownName
 
 class Setting(NamedTuple):
     """A key, taken apart. ``table`` is "task", "algorithm" or "run", in a comparison also the name of an algorithm; ""
-    is whoever has a setting of this name.
+    means whichever has a setting of this name.
 
     >>> Setting.parse("task.clients"), Setting.parse("lr_upper")
     (Setting(table='task', name='clients'), Setting(table='', name='lr_upper'))
@@ -54,7 +54,7 @@ class Settings(dict[str, Any]):
         return cls({Setting(table, name).key: v for table, values in tables.items() for name, v in values.items()})
 
     def put(self, key: str, value: Any) -> None:
-        """Set a value; what was said of the same thing before, however it was written, is forgotten."""
+        """Set a value; it replaces an earlier one for the same setting, however that was written."""
         setting = Setting.parse(key)
         self.pop(setting.name, None)
         self.pop(Setting("task" if setting.table == "task" else "algorithm", setting.name).key, None)
@@ -78,7 +78,7 @@ class Settings(dict[str, Any]):
     def check(
         self, owners: Mapping[str, tuple[str, Collection[str]]], others: Collection[str], places: Mapping[str, str]
     ) -> None:
-        """Refuse settings that nobody has, or that two have.
+        """Refuse settings that are unknown or ambiguous.
 
         Args:
             owners: by table, whose settings these are and the names of all of them.
@@ -106,12 +106,12 @@ VALUE_KINDS = {
     int: "a whole number",
     float: "a number",
     tuple: "numbers such as 1,3",
-    str: "a text",
+    str: "text",
 }
 
 
 def convert(name: str, value: Any, default: Any, place: str = "") -> Any:
-    """Read a setting, a value or text, as what its default is."""
+    """Convert a setting, a value or text, to the type of its default."""
     try:
         if isinstance(default, bool):
             words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
@@ -145,7 +145,7 @@ def convert(name: str, value: Any, default: Any, place: str = "") -> Any:
 
 
 def convert_run(key: str, value: Any, place: str = "") -> Any:
-    """Read a setting of [run] as what the field of an experiment holds."""
+    """Convert a setting of [run] to the type of its field in an experiment."""
     name = Setting.parse(key).name
     if name in ("diagnostics", "trackers"):
         parts = value.split(",") if isinstance(value, str) else value
@@ -155,7 +155,7 @@ def convert_run(key: str, value: Any, place: str = "") -> Any:
     if name == "sample":
         parts = value if isinstance(value, list) else [value]
         if isinstance(value, bool) or not all(isinstance(part, str | int | float) for part in parts):
-            raise FedbilevelError(f"{place}{key} must be a number, a list of clients or a text, not {value!r}.")
+            raise FedbilevelError(f"{place}{key} must be a number, a list of clients or text, not {value!r}.")
         return ",".join(str(part) for part in parts) + ("," if isinstance(value, list) and len(value) == 1 else "")
     like = {"rounds": 0, "every": 0, "seed": 0, "checkpoints": 0, "references": True, "checkpoint_seconds": 0.0}
     return convert(key, value, like.get(name, ""), place)

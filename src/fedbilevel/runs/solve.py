@@ -1,4 +1,4 @@
-"""``solve``: run an algorithm on a task and come back with the solution and its history."""
+"""``solve``: run an algorithm on a task, and return the solution and its history."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +50,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Result:
-    """What ``solve`` gives back.
+    """What ``solve`` returns.
 
     ``x`` and ``y`` have the user's own structure (a private x and a local y with a leading axis of clients);
     ``history`` is a list of rows, one per evaluation (``pandas.DataFrame(result.history)``); ``metrics`` is its last
@@ -73,7 +73,7 @@ class Result:
         """Draw the history: a matplotlib figure, which notebooks show and ``savefig`` writes.
 
         Args:
-            metrics: columns of the history, each on axes of its own; None is all metrics and diagnostics.
+            metrics: columns of the history, each on its own axes; None draws all metrics and diagnostics.
             against: the column to draw them against, such as "round", "exchanges", "megabytes" or "seconds".
         """
         from fedbilevel.drawing.curves import curves  # here, so that importing the library does not import matplotlib
@@ -102,10 +102,10 @@ def solve(
 
     Args:
         task: the problem and its clients.
-        algorithm: with its hyper-parameters, for instance ``FedBiOAcc(lr_upper=2.0)``.
-        rounds: how many.
-        seed: of everything random: the first x and y, batches, cohorts.
-        sample: who takes part in a round: None everybody, a number of clients drawn uniformly,
+        algorithm: the algorithm with its hyper-parameters, for instance ``FedBiOAcc(lr_upper=2.0)``.
+        rounds: number of communication rounds.
+        seed: seed for everything random: the first x and y, batches, cohorts.
+        sample: which clients take part in a round: None for all, a number of clients drawn uniformly,
             ``Independent(probability)``, or a list of clients.
         every: rounds between evaluations (default: about fifty evaluations).
         diagnostics: exact quantities for every row of the history: names of ``diagnostics.DIAGNOSTICS`` such as
@@ -115,18 +115,18 @@ def solve(
         x, y: where to start, instead of the problem's ``init``.
         engine: "simulation" (compiled) or "local" (messages between a server and clients in this process), or an
             engine that was made for this task, algorithm and sample.
-        batching: how the simulator goes through the clients: "scan" one by one, "vmap" all at once, "auto" what suits
+        batching: how the simulator visits the clients: "scan" one by one, "vmap" all at once, "auto" whichever suits
             the device.
-        metrics: whether rows have the task's metrics; False leaves its test data alone.
-        callbacks: told of the run as it goes on: functions called with every row of the history, and
-            :class:`~fedbilevel.Callback` objects.
+        metrics: whether rows have the task's metrics; False does not use its test data.
+        callbacks: functions that are called with every row of the history, and :class:`~fedbilevel.Callback` objects.
         checkpoint: a folder in which the run is saved every half minute, at its end and when it is interrupted, or
-            :class:`~fedbilevel.Checkpoints`. A run that finds itself there goes on from its newest
-            checkpoint, to the same result as without a break, bit for bit. For the engine "simulation".
+            :class:`~fedbilevel.Checkpoints`. If the folder has checkpoints of the same run, it continues from the
+            newest one, to the same result as without the interruption, bit for bit. Only for the engine "simulation".
 
     Raises:
-        Diverged: when a state is NaN or infinite. Its ``result`` is what there was before.
-        Interrupted: a KeyboardInterrupt. Its ``result`` is what there was. Both are :class:`Stopped`.
+        Diverged: when a state is NaN or infinite. Its ``result`` has the rounds before.
+        Interrupted: on Ctrl-C; it is a KeyboardInterrupt. Its ``result`` has the rounds before. Both are
+            :class:`Stopped`.
     """
     if not isinstance(algorithm, Algorithm):
         raise FedbilevelError(f"give an algorithm with its hyper-parameters, for instance FedBiO(), not {algorithm!r}.")
@@ -143,7 +143,7 @@ def solve(
     saved, run = None, ""
     if checkpoints is not None:
         if engine == "local":
-            raise FedbilevelError("checkpoints need engine='simulation': clients keep a part of the state.")
+            raise FedbilevelError("checkpoints need engine='simulation': elsewhere, clients keep a part of the state.")
         how = (type(runner).__name__, batching, metrics, [d.name for d in watched])
         run = _fingerprint(task, algorithm, chosen, seed, every, given, how)
         saved = checkpoints.newest(run, runner.restore)
@@ -211,7 +211,7 @@ def interval(rounds: int, every: int | None) -> int:
 
 
 def observe(engine: Engine, state: Any, seconds: float, metrics: bool) -> Row:
-    """A row of the history without diagnostics: what was spent, and the task's metrics if they are wanted."""
+    """A row of the history without diagnostics: the costs so far, and the task's metrics if requested."""
     row: Row = {"round": int(state.round), **traffic(engine.plan, state), "seconds": seconds}
     if metrics:
         row |= {name: float(value) for name, value in engine.metrics(state).items()}
@@ -221,9 +221,9 @@ def observe(engine: Engine, state: Any, seconds: float, metrics: bool) -> Row:
 def check_rounds(rounds: Any, every: Any) -> None:
     """Refuse what is not a number of rounds."""
     if not isinstance(rounds, Integral) or rounds < 0:
-        raise FedbilevelError(f"rounds must be a whole number that is not negative, but is {rounds}.")
+        raise FedbilevelError(f"rounds must be a whole number of at least 0, but is {rounds}.")
     if every is not None and (not isinstance(every, Integral) or every < 1):
-        raise FedbilevelError(f"every must be a whole number of rounds, at least 1, but is {every}.")
+        raise FedbilevelError(f"every must be a whole number of at least 1, but is {every}.")
 
 
 def check_seed(seed: Any) -> None:
@@ -283,7 +283,7 @@ def _start_values(task: Task, x: Tree, y: Tree) -> tuple[Tree, Tree]:
 
 
 def diverged(algorithm: Algorithm, state: Any, before: Result | None = None) -> Diverged:
-    """Name the variables that are not finite, and the steps to lower; ``before`` is what there was."""
+    """Name the variables that are not finite, and the steps to lower; ``before`` is the result so far."""
     parts, _ = jax.tree_util.tree_flatten_with_path(state.server, is_leaf=is_vector)
     bad = []
     for path, part in parts:

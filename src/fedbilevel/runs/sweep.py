@@ -1,4 +1,4 @@
-"""``sweep``: many settings of an algorithm and many seeds on one task, for the price of few compilations."""
+"""``sweep``: many settings of an algorithm and many seeds on one task, with few compilations."""
 
 import threading
 import time
@@ -38,18 +38,17 @@ def sweep(
     """Run every algorithm with every seed: first all seeds of the first one. Settings that differ only in numbers such
     as step sizes, and seeds, share one compiled program.
 
-    Gives a :class:`Result` for each, as ``solve`` does to rounding, or, for those that diverge, the :class:`Diverged`
-    that ``solve`` raises (its ``result`` is what there was before). They do not stop the others.
+    Returns a :class:`Result` for each, as ``solve`` does up to rounding, or, for those that diverge, the
+    :class:`Diverged` that ``solve`` raises (its ``result`` has the rounds before). They do not stop the others.
 
     Args:
         task, rounds, sample, every, diagnostics, metrics, batching: as in ``solve``.
-        algorithms: usually settings of one; where they differ in more than numbers, each kind is compiled.
-        seeds: of everything random.
-        way: "each" runs one after the other; "lanes" all at once, as rows of arrays, which takes longer to compile and
-            pays only where rounds are tiny or the device is a GPU; "auto" is what suits the device. The seconds
+        algorithms: usually settings of one algorithm; if they differ in more than numbers, each kind is compiled.
+        seeds: seeds for everything random.
+        way: "each" runs one after the other; "lanes" runs all at once, as rows of arrays, which takes longer to compile
+            and is only faster where rounds are tiny or the device is a GPU; "auto" chooses by the device. The seconds
             of lanes are those of all of them together.
-        workers: how many to run at the same time where "each" is run alone, on threads; it pays where rounds leave
-            cores idle.
+        workers: number of threads for "each"; more than one helps where rounds leave cores idle.
     """
     algorithms = [algorithms] if isinstance(algorithms, Algorithm) else list(algorithms)
     seeds = list(seeds)

@@ -1,16 +1,16 @@
-"""Tuning: search for the hyper-parameters with the least validation loss. Needs Optuna (``fedbilevel[tune]``).
+"""Tuning: search for the hyper-parameters with the lowest validation loss. Needs Optuna (``fedbilevel[tune]``).
 
 A setting is judged by its validation loss at its last (x, y): the task's ``choice``, on rows that nothing is trained
-on, or else the upper loss, on all validation rows or on those that were held out (``kept_apart``). Methods whose model
-follows the upper loss, too (MeFBO, F2SA, the primal-dual method), fit the rows they see; only held-out rows tell
-whether their settings are good. Test data and the task's metrics are never looked at.
+on, or else the upper loss, on all validation rows or on those that were held out (``held_out``). Methods whose model
+also follows the upper loss (MeFBO, F2SA, the primal-dual method) fit the rows they see; only held-out rows show whether
+their settings are good. Test data and the task's metrics are never used.
 
 A tree-structured Parzen estimator proposes settings. Those that are not among the best third after a third of the
-rounds are given up, unless all shall go to their end. What diverges, however late, counts as worst and is in nobody's
-way. The first trial is what the task suggests, and is never given up. Or all points of a grid are tried, each to its
-end. All settings share one compiled program, since step sizes are its arguments.
+rounds are stopped, if ``prune`` is set. A setting that diverges, however late, counts as worst and does not affect the
+others. The first trial is what the task suggests, and is never stopped early. Or all points of a grid are tried, each
+run to the end. All settings share one compiled program, since step sizes are its arguments.
 
-The folder holds ``study.db``, the memory of the search: after an interruption, the same command goes on.
+The folder has ``study.db``, the memory of the search: after an interruption, the same command continues it.
 """
 
 import csv
@@ -48,20 +48,20 @@ from fedbilevel.runs.search_memory import (
 from fedbilevel.runs.search_space import Range, Space, as_fields, search_space
 from fedbilevel.runs.settings import plain
 from fedbilevel.runs.solve import Row, solve
-from fedbilevel.runs.validation import keep_apart, validation_loss
+from fedbilevel.runs.validation import hold_out, validation_loss
 from fedbilevel.storage.files import alone, new_folder
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """What to tune: an experiment, and how often to try. ``vary`` adds hyper-parameters by the values they may have,
-    as text; ``ranges`` are other lowest and highest values than the suggested ones, ``start`` is another first trial
-    than the suggested setting, and ``first`` are settings to try after it, for instance what was found under another
-    condition. What the settings of the experiment fix stays fixed; what is ``tied`` to others is always
-    their sum, each times a factor. ``kept_apart`` is the share of the validation rows
-    that nothing is trained on, and that settings are compared by. Without ``prune``, every trial goes to its end: what
-    is ahead early may diverge late, so that those given up for it would have been better. With a ``grid``, numbers by
-    hyper-parameter, all its points are tried and nothing else, each to its end.
+    """What to tune: an experiment, and the number of trials. ``vary`` adds hyper-parameters with the values they may
+    have, as text; ``ranges`` replaces the suggested lowest and highest values, ``start`` replaces the suggested setting
+    as the first trial, and ``first`` are settings to try after it, for instance those found under another condition.
+    Settings of the experiment stay fixed; a hyper-parameter that is ``tied`` to others is always their sum, each times
+    a factor. ``held_out`` is the share of the validation rows that are held out to compare settings on. Without
+    ``prune``, every trial is run to the end: a setting that is ahead early may diverge late, and one that was stopped
+    for it would have been better. With a ``grid``, numbers by hyper-parameter, exactly its points are tried, each run
+    to the end.
     """
 
     experiment: Experiment
@@ -72,14 +72,14 @@ class Tuning:
     first: Sequence[Mapping[str, Any]] = ()
     tied: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     grid: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    kept_apart: float = 0.0
+    held_out: float = 0.0
     prune: bool = True
 
     @classmethod
-    def on_grid(cls, experiment: Experiment, grid: Mapping[str, Sequence[float]], kept_apart: float = 0.0) -> "Tuning":
+    def on_grid(cls, experiment: Experiment, grid: Mapping[str, Sequence[float]], held_out: float = 0.0) -> "Tuning":
         """Every point of a grid, once."""
         points = [dict(zip(grid, point, strict=True)) for point in itertools.product(*grid.values())]
-        return cls(experiment, len(points), first=points[1:], grid=grid, kept_apart=kept_apart, prune=False)
+        return cls(experiment, len(points), first=points[1:], grid=grid, held_out=held_out, prune=False)
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Tuned:
 
     @property
     def best(self) -> Trial:
-        """The complete trial with the least validation loss."""
+        """The complete trial with the lowest validation loss."""
         return min((t for t in self.trials if t.state == "complete"), key=lambda t: t.value)
 
     @property
@@ -118,27 +118,27 @@ class Tuned:
 
 
 class _Pruned(Exception):
-    """A trial that is not worth going on with."""
+    """Raised in a trial that is not worth continuing."""
 
 
 def tune(
     tuning: Tuning, out: Path | None = None, progress: Callable[[int, int, float | None], None] | None = None
 ) -> Tuned:
-    """Search until there are as many trials in the folder, also from where an interrupted search was.
+    """Search until the folder has this number of trials; an interrupted search is continued.
 
     Writes ``best.toml`` (an experiment), ``trials.csv`` and ``importance.png``. ``progress`` is called with the number
-    of trials done, their number in the end and the least loss so far.
+    of trials done, the number of all and the lowest loss so far.
     """
     if tuning.trials < 1:
         raise FedbilevelError(f"trials must be at least 1, but is {tuning.trials}.")
     built = tuning.experiment.build()
-    built = built._replace(task=keep_apart(built.task, tuning.kept_apart))
+    built = built._replace(task=hold_out(built.task, tuning.held_out))
     experiment, task, algorithm, _ = built
     cohort = participation(experiment.participation(), len(task.clients))
     check_fits(task.problem, algorithm, task.layout, cohort)  # before anything is written
     if ("restart", True) in task.problem.needs and task.choice is None:
         raise FedbilevelError(
-            f"in {experiment.task}, y belongs to a batch, so that there is no validation loss of x and y to tune by."
+            f"in {experiment.task}, y belongs to a batch, so there is no validation loss of x and y to tune by."
         )
     fixed = {**tuning.experiment.settings, **tuning.tied}
     space = search_space(built, fixed, tuning.vary, tuning.grid, tuning.ranges, tuning.start)
@@ -158,7 +158,7 @@ def _asked(tuning: Tuning, built: Built, space: Space) -> str:
     options = {k: str(v) for k, v in built.task.options.items()}
     run = {name: str(getattr(built.experiment, name)) for name in ("task", "algorithm", "rounds", "seed", "sample")}
     tied = [tuning.tied] if tuning.tied else []
-    return json.dumps([run, options, repr(built.algorithm), repr(space), tuning.kept_apart, tuning.prune, *tied])
+    return json.dumps([run, options, repr(built.algorithm), repr(space), tuning.held_out, tuning.prune, *tied])
 
 
 def _search(
@@ -187,11 +187,11 @@ def _search(
         except _Pruned:
             give_up(study, trial)
         except KeyboardInterrupt as interrupt:
-            raise Interrupted.of(interrupt, saved=f"The same command with --out {folder} goes on.") from None
+            raise Interrupted.of(interrupt, saved=f"Continue with the same command and --out {folder}") from None
     if progress is not None:
         progress(len(done), tuning.trials, _least(done))
     if _least(done) is None:
-        raise FedbilevelError(f"no trial came to its end; the first one said: {done[0].failure}")
+        raise FedbilevelError(f"no trial finished; the first one failed with: {done[0].failure}")
     tuned = Tuned(folder, experiment, space, done, importance(study))
     _write(tuned, built)
     return tuned

@@ -1,5 +1,4 @@
-"""Messages between a server and its clients: a header of plain values and named arrays, in a format that cannot
-execute code.
+"""Named arrays with a header of plain values as bytes, for messages and files, in a format that cannot execute code.
 
 The bytes are a safetensors file; the header is JSON in its metadata.
 """
@@ -21,7 +20,7 @@ def encode(header: Mapping[str, Any], arrays: Mapping[str, Any]) -> bytes:
     for name, array in arrays.items():
         if np.asarray(array).dtype.kind not in "biuf":
             raise FedbilevelError(
-                f"messages cannot carry {np.asarray(array).dtype} arrays such as '{name}': use float32."
+                f"messages cannot contain {np.asarray(array).dtype} arrays such as '{name}': use float32."
             )
     contiguous = {name: np.ascontiguousarray(array).reshape(np.shape(array)) for name, array in arrays.items()}
     return safetensors.numpy.save(contiguous, metadata={"header": json.dumps(header)})
@@ -54,7 +53,7 @@ def named_leaves(tree: Any) -> dict[str, Any]:
 
 
 def rebuild(shapes: Any, arrays: Mapping[str, Any]) -> Any:
-    """A tree of the given shapes from its arrays; refuses what does not fit."""
+    """Build a tree of the given shapes from its arrays; refuses arrays that do not fit."""
     leaves = []
     for name, shape in named_leaves(shapes).items():
         if name not in arrays:

@@ -1,8 +1,8 @@
-"""Checkpoints: all of a run in one file, from which it goes on to the same result, bit for bit.
+"""Checkpoints: the whole state of a run in one file, from which it continues to the same result, bit for bit.
 
 A file is in the safetensors format, which cannot execute code. Its header has the round, the history, the seconds so
-far, a fingerprint of everything that determines the run, and a checksum of the arrays. It is put in its place in one
-step, so that a crash leaves the one before.
+far, a fingerprint of everything that determines the run, and a checksum of the arrays. It is written atomically, so a
+crash leaves the one before.
 """
 
 import time
@@ -21,7 +21,7 @@ from fedbilevel.storage.files import write_atomically
 
 
 class Saved(NamedTuple):
-    """What a checkpoint holds."""
+    """The contents of a checkpoint."""
 
     state: Any
     history: list[dict[str, Any]]
@@ -33,10 +33,10 @@ class Checkpoints:
     """Where a run is saved, and how often.
 
     Args:
-        folder: holds nothing but the checkpoints of one run.
-        seconds: the least time between two, 0 is one after every round; one is always saved at the end of a run and
-            when it is interrupted.
-        keep: how many files stay, the newest ones.
+        folder: a folder only for the checkpoints of one run.
+        seconds: the shortest time between two; 0 saves one after every round. One is always saved at the end of a run
+            and when it is interrupted.
+        keep: the number of files to keep, the newest ones.
     """
 
     folder: Path | str
@@ -49,7 +49,7 @@ class Checkpoints:
         check_checkpoints(self.seconds, self.keep)
 
     def files(self) -> list[Path]:
-        """The newest one first."""
+        """The checkpoints, the newest first."""
         return sorted(Path(self.folder).glob("round-*.safetensors"), reverse=True)
 
     def due(self) -> bool:
@@ -57,7 +57,7 @@ class Checkpoints:
         return time.monotonic() - self._last >= self.seconds
 
     def save(self, run: str, arrays: Mapping[str, np.ndarray], round: int, saved: Saved) -> Path:
-        """Write a checkpoint of the run with this fingerprint; older ones go."""
+        """Write a checkpoint of the run with this fingerprint, and remove old ones."""
         header = {
             "run": run,
             "round": round,
@@ -73,8 +73,8 @@ class Checkpoints:
         return path
 
     def newest(self, run: str, restore: Callable[[Mapping[str, np.ndarray]], Any]) -> Saved | None:
-        """The newest checkpoint of the run with this fingerprint. One that cannot be used is named in a warning, and
-        the one before it is taken; if there are only such files, nothing is overwritten.
+        """The newest checkpoint of the run with this fingerprint. One that cannot be used gives a warning, and the one
+        before it is tried; if none can be used, that is an error, and nothing is overwritten.
         """
         self._last = time.monotonic()
         refused = ""
@@ -101,7 +101,7 @@ class Checkpoints:
 def check_checkpoints(seconds: float, keep: int) -> None:
     """Refuse a time between checkpoints, or a number of them to keep, that makes no sense."""
     if seconds < 0 or keep < 1:
-        raise FedbilevelError("checkpoints: seconds must not be negative, and at least one is kept.")
+        raise FedbilevelError("checkpoints: seconds must not be negative, and the number to keep must be at least 1.")
 
 
 def _checksum(arrays: Mapping[str, np.ndarray]) -> str:

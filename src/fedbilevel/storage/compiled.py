@@ -1,10 +1,10 @@
 """Compiled programs on disk: the second start of the same program does not compile it again.
 
-Most of the time before the first round is compilation, and JAX can keep what it compiled in a folder. This module
-chooses that folder, bounds its size, and makes sure that it is never a reason to fail.
+Most of the time before the first round is compilation, and JAX can save compiled programs in a folder. This module
+chooses that folder, bounds its size, and makes sure that a problem with it is never fatal.
 
-`enable` changes settings of JAX for the whole process. A library should not do that when it is imported, so whoever
-owns a process calls it: the command line, worker processes, the processes of a federation, the tests.
+`enable` changes settings of JAX for the whole process. A library should not do that when it is imported, so the owner
+of a process calls it: the command line, worker processes, the processes of a federation, the tests.
 
 JAX names an entry by a hash of the program, of the options that change what is compiled, of the version of jaxlib and
 of the instructions that the processor has. So numbers are the same bit for bit with and without the cache, and two
@@ -38,10 +38,10 @@ FORGOTTEN = 7 * 24 * 3600
 
 
 def enable(quiet: bool = False) -> Path | None:
-    """Use what earlier processes compiled, and keep what this one compiles. Call it before anything is compiled.
+    """Use what earlier processes compiled, and save what this one compiles. Call it before anything is compiled.
 
     Args:
-        quiet: say nothing if the cache cannot be used, because the process that started this one has said it.
+        quiet: do not warn if the cache cannot be used, because the process that started this one has warned already.
 
     Returns:
         The folder of the entries; None if there is no cache, because it is switched off or cannot be written, or
@@ -57,7 +57,7 @@ def enable(quiet: bool = False) -> Path | None:
         _tidy(root, folder)
     except OSError as error:
         if not quiet:
-            _warn(f"cannot keep compiled programs in {folder} ({error.strerror or error})")
+            _warn(f"cannot save compiled programs in {folder} ({error.strerror or error})")
         return None
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", WORTH_KEEPING)
@@ -82,7 +82,7 @@ def _silence_log() -> None:
 
 
 def _prepare(folder: Path) -> None:
-    """Make the folder, or raise OSError if this process cannot use it or had better not."""
+    """Make the folder, or raise OSError if this process cannot or should not use it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.utime(folder)
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
@@ -95,7 +95,7 @@ def _prepare(folder: Path) -> None:
 
 
 def _tidy(root: Path, folder: Path) -> None:
-    """Remove other versions that nobody uses, then the entries unused for longest until the rest is small enough."""
+    """Remove unused other versions, then the entries unused for longest until the rest is small enough."""
     entries = []
     for other in root.glob("fedbilevel-*-jaxlib-*"):
         with contextlib.suppress(FileNotFoundError):  # another process may tidy at the same time
@@ -115,8 +115,8 @@ _FAILED = re.compile(r"Error (reading|writing) persistent compilation cache entr
 
 
 def _explain_failures(folder: Path, quiet: bool) -> None:
-    """JAX warns of every entry that it cannot read or write, and compiles. Say so once and in one line, and remove what
-    cannot be read, because JAX would never replace it.
+    """JAX warns about every entry that it cannot read or write, and compiles. Warn only once, in one line, and remove
+    what cannot be read, because JAX would never replace it.
     """
     usual, said = warnings.showwarning, quiet
 
@@ -140,5 +140,5 @@ def _explain_failures(folder: Path, quiet: bool) -> None:
 
 
 def _warn(problem: str) -> None:
-    advice = f"It is compiled again, nothing else changes. {SWITCH} names another folder, or 'off'"
+    advice = f"It is compiled again; results do not change. Set {SWITCH} to another folder, or to 'off'"
     warnings.warn(f"{problem}. {advice}.", FedbilevelWarning, stacklevel=3)

@@ -1,4 +1,4 @@
-"""Files that survive a crash: put in their place in one step, locked, or only appended to, line by line."""
+"""Files that survive a crash: written atomically, locked, or only appended to, line by line."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ except ImportError:  # not on this system: then nothing is locked
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Put a file in its place in one step: whoever reads it, even after a crash, sees all of it or the one before."""
+    """Write a file in one step: a reader, even after a crash, sees all of it or the one before."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
@@ -34,14 +34,14 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def new_folder(name: str, out: Path | None) -> Path:
-    """An empty folder for results: the one that was asked for, or a new one in runs/."""
+    """An empty folder for results: the given one, or a new one in runs/."""
     if out is None:
         stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
         names = (Path("runs") / (stem + suffix) for suffix in ["", *(f"-{n}" for n in range(2, 100))])
         out = next(path for path in names if not path.exists())
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if any(not path.name.startswith(".") for path in out.iterdir()):  # what is hidden, a killed process left
+        if any(not path.name.startswith(".") for path in out.iterdir()):  # a killed process may leave hidden files
             raise FedbilevelError(
                 f"the folder {out} is not empty: choose another one with --out, so that nothing is overwritten."
             )
@@ -52,8 +52,8 @@ def new_folder(name: str, out: Path | None) -> Path:
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Refuse to work in a folder in which another process works. The lock is held for as long as the work takes, and
-    the end of the process frees it, whatever ended it.
+    """Refuse a folder that another process is using. The lock is held in this context, and the end of the process
+    releases it, however it ends.
     """
     if fcntl is None:
         yield
@@ -62,14 +62,14 @@ def alone(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise FedbilevelError(f"another process is at work in {folder}: wait for its end, or end it.") from None
+            raise FedbilevelError(f"another process is using {folder}: wait until it ends, or end it.") from None
         yield
 
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Wait for everybody else who wants to read a file and write it anew, in other processes or threads. The lock is a
-    file of its own, since the file itself is replaced.
+    """Wait until no other process or thread is reading and rewriting a file. The lock is a file of its own, since the
+    file itself is replaced.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if fcntl is None:
@@ -81,12 +81,12 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def plain_json(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with null for what JSON cannot say (NaN and infinity)."""
+    """A row with null for what JSON cannot represent (NaN and infinity)."""
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
 
 
 class Appender:
-    """Adds lines to a file of JSON objects; the system has every line before the run goes on."""
+    """Adds lines to a file of JSON objects; every line is handed to the system before the run continues."""
 
     def __init__(self, path: Path) -> None:
         self.file = path.open("a+b")
@@ -110,7 +110,7 @@ class Appender:
 
 
 def json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file that has one in each line; lines that were torn when the writer was killed are left out."""
+    """The objects of a file with one per line; lines that are incomplete because the writer was killed are skipped."""
     for line in path.read_bytes().splitlines() if path.exists() else ():
         with contextlib.suppress(ValueError):
             if isinstance(row := json.loads(line), dict):
@@ -118,7 +118,7 @@ def json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def process_exists(number: Any) -> bool:
-    """Whether there is a process of this number."""
+    """Whether there is a process with this id."""
     try:
         os.kill(int(number), 0)
     except (TypeError, ValueError, OverflowError, ProcessLookupError):

@@ -20,7 +20,7 @@ def runs(path: Path | str) -> list[Run]:
 
 
 def load(path: "Path | str | Sequence[Path | str]", kind: Literal["pandas", "polars"] = "pandas") -> Any:
-    """The records of one or many run folders as a table: a row for every evaluation.
+    """Load the records of one or many run folders as a table: a row for every evaluation.
 
     Args:
         path: a run folder, a folder of run folders (a comparison, ``runs/``), or several of them.
@@ -37,7 +37,7 @@ def load(path: "Path | str | Sequence[Path | str]", kind: Literal["pandas", "pol
         about = {name: run.info.get(name) for name in ("task", "algorithm", "seed")}
         rows += [{"folder": str(run.folder), **about, **row} for row in run.rows]
     if kind not in ("pandas", "polars"):
-        raise FedbilevelError(f"records load as a table of 'pandas' or 'polars', not of '{kind}'.")
+        raise FedbilevelError(f"kind must be 'pandas' or 'polars', not '{kind}'.")
     try:
         if kind == "polars":
             import polars  # pyright: ignore[reportMissingImports]

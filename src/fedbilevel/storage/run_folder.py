@@ -1,8 +1,8 @@
 """The folder of a run: the one class that writes its ``run.json``, and the names of all files in it.
 
 A run can be killed at any moment, and several processes may write at the same time: ``records.jsonl`` only grows, line
-by line, and everything else is put in its place in one step. So the last line may be torn, and a run that went on from
-a checkpoint may say a round twice: the reader knows both.
+by line, and everything else is written atomically. So the last line may be incomplete, and a run that continued from a
+checkpoint may have a round twice: readers handle both.
 """
 
 import json
@@ -47,7 +47,7 @@ NEXT: Mapping[str, tuple[Status, ...]] = {
 
 
 class RunFacts(TypedDict, total=False):
-    """What ``run.json`` holds besides its format and status; a run has what concerns it."""
+    """The contents of ``run.json`` besides its format and status; a run has only those that concern it."""
 
     name: str  # of the folder
     task: str
@@ -91,8 +91,8 @@ class RunInfo(RunFacts, total=False):
 
 @dataclass(frozen=True)
 class Run:
-    """What a run folder says at one moment: ``info`` is its ``run.json``, ``config`` its ``config.toml``, ``rows`` its
-    records.
+    """The contents of a run folder at one moment: ``info`` is its ``run.json``, ``config`` its ``config.toml``,
+    ``rows`` its records.
     """
 
     folder: Path
@@ -118,18 +118,18 @@ class Run:
 
 
 class RunFolder:
-    """The folder of one run. Whatever is written here can be read at any moment, by whomever."""
+    """The folder of one run. Everything that is written here can be read at any moment by any process."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
 
     @property
     def begun(self) -> bool:
-        """Whether it holds a run that can go on."""
+        """Whether it has a run that can be continued."""
         return (self.path / CONFIG).exists()
 
     def check(self) -> None:
-        """Refuse a folder that this version cannot go on with."""
+        """Refuse a folder that this version cannot continue."""
         if not self.begun:
             raise FedbilevelError(f"{self.path} is not a run folder: it has no {CONFIG}.")
         self.info()
@@ -149,7 +149,7 @@ class RunFolder:
             return {}
         except (OSError, ValueError) as error:
             raise FedbilevelError(
-                f"{path} cannot be read ({error}): fedbilevel did not write it, or it is damaged."
+                f"{path} cannot be read ({error}): it is damaged, or was not written by fedbilevel."
             ) from None
         if isinstance(number := info.get("format"), int) and number > FORMAT:
             raise FedbilevelError(
@@ -159,45 +159,43 @@ class RunFolder:
         return info
 
     def read(self) -> Run | None:
-        """What it says now, None if it holds no run."""
+        """The run as it is now, None if there is none."""
         info = self.info()
         return Run(self.path, info) if info else None
 
     def rows(self) -> list[dict[str, Any]]:
-        """The records in the order of their rounds; of a round that was run twice the later one."""
+        """The records in the order of their rounds; for a round that was run twice, the later one."""
         lines = json_lines(self.path / RECORDS)
         rows = {(row["run"], row["round"]): row for row in lines if "run" in row and "round" in row}
         order = {label: n for n, label in enumerate(dict.fromkeys(label for label, _ in rows))}
         return [rows[entry] for entry in sorted(rows, key=lambda entry: (order[entry[0]], entry[1]))]
 
-    # How the run is.
+    # The status of the run.
 
     def note(self, **facts: Unpack[RunFacts]) -> None:
-        """Write down some facts; the status stays what it is."""
+        """Save some facts; the status does not change."""
         with locked(self.path / INFO):
             self._write({**self.info(), **facts})
 
     def enter(self, status: Status, **facts: Unpack[RunFacts]) -> bool:
-        """Write down a status and some facts. A run that has ended stays so: then nothing is written, and the answer
-        is False.
-        """
+        """Save a status and some facts. If the run has ended, nothing is written, and the answer is False."""
         with locked(self.path / INFO):
             return self._enter(status, facts)
 
     def finish(self, summary: Mapping[str, Any], details: Mapping[str, Any] | None = None) -> bool:
-        """The run came to its end."""
+        """Mark the run as finished."""
         facts = {"summary": plain_json(summary), "failure": ""}
         with locked(self.path / INFO):
             return self._enter("finished", facts if details is None else {**facts, "details": details})
 
     def fail(self, why: Exception | str, before: str = "", **facts: Unpack[RunFacts]) -> bool:
-        """The run failed. A sentence is kept; of errors that nobody expected also their type and, in ``failure.txt``,
+        """Mark the run as failed, with a sentence; for unexpected errors also with their type and, in ``failure.txt``,
         their traceback.
 
         Args:
-            why: what was raised, or a sentence.
+            why: the error, or a sentence.
             before: words to begin the sentence with.
-            facts: what else is known of the run.
+            facts: further facts about the run.
         """
         expected = isinstance(why, str | FedbilevelError)
         sentence = before + (str(why) if expected else f"{type(why).__name__}: {why}")
@@ -211,13 +209,13 @@ class RunFolder:
     # A run that ended begins again.
 
     def begin(self, **facts: Unpack[RunFacts]) -> None:
-        """The run begins, or goes on, whatever became of it before; only these facts are known of it then."""
+        """Start or continue the run, whatever its status was; only these facts are kept."""
         with locked(self.path / INFO):
             (self.path / FAILURE).unlink(missing_ok=True)
             self._write({**facts, "status": "running"})
 
     def want_again(self) -> bool:
-        """A run of a federation that failed or was stopped is wanted once more; False if it is anything else."""
+        """Request a run of a federation again that failed or was stopped; False if it has another status."""
         with locked(self.path / INFO):
             info = self.info()
             if info.get("status") not in ("failed", "stopped"):
@@ -247,7 +245,7 @@ class RunFolder:
     # Its other files.
 
     def write_config(self, text: str) -> None:
-        """The experiment in full, as an experiment file."""
+        """Save the complete experiment as an experiment file."""
         write_atomically(self.path / CONFIG, text.encode())
 
     def records(self) -> Appender:
@@ -255,10 +253,10 @@ class RunFolder:
         return Appender(self.path / RECORDS)
 
     def checkpoints(self, label: str = "", seconds: float = 30.0, keep: int = 2) -> Checkpoints:
-        """Where the run is saved, or the one with this label of several in the folder."""
+        """Where the run saves its checkpoints, or the run with this label if there are several in the folder."""
         return Checkpoints(self.path / CHECKPOINTS / label, seconds, keep)
 
     def save_solution(self, x: Any, y: Any, round: int) -> None:
-        """x and y after a round, in a format that is safe to load."""
+        """Save x and y after a round, in a format that is safe to load."""
         arrays = {name: np.asarray(leaf) for name, leaf in named_leaves({"x": x, "y": y}).items()}
         write_atomically(self.path / SOLUTION, encode({"round": round}, arrays))

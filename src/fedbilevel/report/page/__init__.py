@@ -39,7 +39,7 @@ TEMPLATES = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefine
 
 
 def breakable(key: str) -> Markup:
-    """A long key may go on in another line after its dots and underscores."""
+    """A long key with line breaks allowed after its dots and underscores."""
     return Markup("<wbr>").join(re.split(r"(?<=[._])", key))
 
 
@@ -47,7 +47,7 @@ TEMPLATES.filters |= {"exact": exact, "breakable": breakable}
 
 
 class Content(NamedTuple):
-    """What changes while runs go on: the texts above and below the chart as HTML, and the numbers of the chart."""
+    """What changes while runs are in progress: the texts above and below the chart as HTML, and its numbers."""
 
     title: str
     above: str

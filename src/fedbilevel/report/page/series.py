@@ -61,7 +61,7 @@ class Series:
 
     @property
     def id(self) -> str:
-        """A name that stays the same while runs go on and others join."""
+        """A name that stays the same while runs are in progress and others are added."""
         about = repr((self.task, self.title, self.reference, sorted(self.config.items())))
         return "s" + hashlib.sha256(about.encode()).hexdigest()[:12]
 
