@@ -53,6 +53,15 @@ settings.register_profile("suite", deadline=None, max_examples=8, derandomize=Tr
 settings.load_profile("suite")
 
 
+FIRST = ("test_real_processes.py", "test_contract.py", "test_experiments.py", "test_comparison.py")
+"""The files that take longest: begun last, they would keep one core busy while the other has nothing to do."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {name: number for number, name in enumerate(FIRST)}
+    items.sort(key=lambda item: place.get(item.path.name, len(FIRST)))
+
+
 @pytest.fixture(autouse=True)
 def forget_compiled_programs() -> Iterator[None]:
     """Every compiled program takes some hundred memory maps, of which a process has 65530 by default on Linux."""

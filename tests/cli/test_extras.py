@@ -21,7 +21,7 @@ class Absent(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Absent())
-from fedbilevel.cli.main import main
+from fedbilevel.cli import main
 
 found = []
 for arguments in json.loads(sys.argv[1]):

@@ -55,7 +55,7 @@ def test_a_run_that_finished_elsewhere_is_not_said_to_have_failed(tmp_path: Path
 
 
 def test_an_error_after_the_last_round_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tasks = {"wrong": lambda: replace(fb.tasks.quadratic(), details=_missing, references=[])}
+    tasks = {"wrong": lambda: replace(fb.tasks.quadratic(), shown=fb.Presentation(details=_missing))}
     monkeypatch.setattr("fedbilevel.runs.experiment.TASKS", Names("task", tasks))
     with pytest.raises(KeyError):
         Experiment("wrong", "fedbio", 2).run(tmp_path / "run")

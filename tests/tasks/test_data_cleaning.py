@@ -16,7 +16,6 @@ from safetensors.numpy import load_file
 import fedbilevel as fb
 from fedbilevel.data import corrupt
 from fedbilevel.report import terminal as report
-from fedbilevel.runs import experiment
 from fedbilevel.runs.experiment import Experiment
 from helpers import real
 
@@ -162,7 +161,7 @@ def test_losses_are_those_of_the_papers(weights: str) -> None:
 def test_raw_weights_stay_between_none_and_full(tmp_path: Path) -> None:
     """A tiny run through the command line's path, with everything that is drawn and written."""
     settings = {"weights": "raw", "hidden": "0", "clients": "22", "validation": "2", "lr_upper": "1"}
-    finished = experiment.run(Experiment("data-cleaning", "fedbio", 2, settings=settings), tmp_path / "run")
+    finished = Experiment("data-cleaning", "fedbio", 2, settings=settings).run(tmp_path / "run")
     x = np.asarray(finished.result.x)
     assert x.min() == 0
     np.testing.assert_allclose(x.max(), 1 / x.shape[1])
