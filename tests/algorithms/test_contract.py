@@ -15,11 +15,11 @@ from fedbilevel.engines.simulation import Simulation, traces
 from fedbilevel.tasks import Quadratic, WeightedQuadratics
 from helpers import assert_same_counts, identical, largest_difference, sample_weights
 
-FAST = {"fedbio", "fednest", "simfbo", "primal-dual", "fedbio-local"}
+FAST = {"fedbio", "primal-dual", "fedbio-local"}
 
 
 # One of every kind of memory, loop and momentum; FedNest and the primal-dual method run as real processes, too.
-MORE = FAST - {"fednest", "primal-dual"} | {"fedbioacc", "mefbo"}
+MORE = {"simfbo", "fedbio-local", "fedbioacc", "mefbo"}
 
 
 def entry_of(name: str, fast: set[str] = FAST) -> Any:

@@ -89,8 +89,8 @@ def deviation(each: np.ndarray, expected: np.ndarray) -> float:
     ("cohort", "weights", "tau"),
     [
         (Everyone(), WEIGHTS, 1),
-        (Everyone(), None, 2),
-        (Uniform(2, resample=True), WEIGHTS, 1),
+        pytest.param(Everyone(), None, 2, marks=pytest.mark.slow),
+        pytest.param(Uniform(2, resample=True), WEIGHTS, 1, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -117,6 +117,7 @@ def test_one_client_along_a_chain_gives_local_hypergradients(kind: Any, cohort: 
     assert deviation(each, expected_step(q, algorithm, X, Y)) > 2 * 4  # twice what passes for unbiased
 
 
+@pytest.mark.slow
 def test_the_scalar_example_goes_to_4_in_the_mean() -> None:
     """A round is affine in (x, y) with random coefficients that do not depend on (x, y), so that the means follow the
     round with the mean coefficients. Its limit is 4. The noise stays: of the clients' grad_y f = y - s_m only the mean

@@ -13,7 +13,7 @@ from fedbilevel.tasks import Quadratic
 from helpers import identical, largest_difference, sample_weights
 
 T1 = Quadratic.random(clients=5, p=4, d=6)
-KINDS = [fb.FedBiO, fb.FedBiOAcc]
+KINDS = [fb.FedBiO, pytest.param(fb.FedBiOAcc, marks=pytest.mark.slow)]
 
 
 def solve(task: fb.Task, kind: Any, steps: dict[str, float], rounds: int = 20, **options: Any) -> fb.Result:

@@ -109,6 +109,7 @@ def test_sketches_without_collisions_are_exact() -> None:
     np.testing.assert_allclose(run_sketched(T1, a, seed, 800), T1.solution(), atol=1e-9)
 
 
+@pytest.mark.slow
 def test_as_many_rows_as_entries_are_not_enough() -> None:
     """With two entries in one bucket, x goes where the sketched adjoint leads it. That is not the solution."""
     a = CommFedBiOSketch(0.3, 0.3, 1, columns=6, rows=6, fresh_sketch=False)

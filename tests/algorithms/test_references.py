@@ -145,6 +145,7 @@ def assert_mean(each: np.ndarray, expected: np.ndarray) -> np.ndarray:
     return error
 
 
+@pytest.mark.slow
 def test_the_inverse_of_a_noisy_hessian_is_biased_and_the_series_is_not() -> None:
     """One client with two rows, whose Hessians are 1 and 3: the mean of the inverses is 2/3, but the inverse of the
     mean is 1/2."""
@@ -181,6 +182,7 @@ def test_a_random_term_has_the_mean_of_the_series() -> None:
     assert_mean(each, 0.4 * (d - estimate(q, x, y, inverse)) + estimate(q, x - 0.5 * d, y, inverse))
 
 
+@pytest.mark.slow
 def test_both_points_have_the_same_batches_and_the_same_term() -> None:
     """Where nothing moves and nothing is forgotten, the momenta stay, whatever is drawn."""
     engine = Simulation(as_rows(Quadratic.random(clients=4, p=3, d=4), 2, 1), SUSTAIN(forget_upper=0, forget_lower=0))

@@ -343,6 +343,7 @@ def test_what_is_measured_on_the_toy() -> None:
     assert measured == {"value": toy.value(w), "stationarity": moved, "lower_gap": 0}
 
 
+@pytest.mark.slow
 def test_noise_is_white_in_gradients_and_hessians_and_nowhere_else() -> None:
     noise, rows = 0.5, client_weighting_toy(features=4, rows=10, clients=2, noise=0.5).clients[0]["train"]
     assert len(rows["A"]) == 2 * SEEDS

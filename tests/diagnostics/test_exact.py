@@ -290,6 +290,7 @@ def test_the_lyapunov_function_against_its_formula() -> None:
     assert float(squares(gaps)) > 1e-3
 
 
+@pytest.mark.slow
 def test_the_lyapunov_function_decreases() -> None:
     """Without noise, for steps as the theory wants them. In continuous time |y - y*|^2 falls at the rate 2 gamma mu and
     feeds |u - u*|^2 with tau K^2 / mu, K = |mean P|: the sum falls if tau is below 2 gamma mu^2 / K^2."""

@@ -182,6 +182,7 @@ def test_memory_changes_only_for_those_who_took_part() -> None:
         state = new
 
 
+@pytest.mark.slow
 def test_memory_of_a_round_does_not_depend_on_clients_that_do_not_take_part() -> None:
     """The compiled round allocates the same for 100 and for 2000 clients."""
 

@@ -25,7 +25,11 @@ def case(name: str) -> tuple[fb.Task, fb.Algorithm, Participation]:
     return noisy(algorithm.lower_level, algorithm.weighting, np.float64), algorithm, Everyone()
 
 
-@pytest.mark.parametrize("name", MEMORIES)
+# Of every kind of memory one: of the run, and blocks of a private x.
+FAST = [pytest.param(n, marks=() if n in ("fedbioacc-local", "private") else pytest.mark.slow) for n in MEMORIES]
+
+
+@pytest.mark.parametrize("name", FAST)
 def test_everybody_is_started_again(name: str, tmp_path: Path) -> None:
     """The server saves after round 2, clients have committed round 3: they go back to 2, and all ends as without a
     break, bit for bit."""

@@ -167,7 +167,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+FAST = [pytest.param(name, marks=() if name == "fedbioacc-local" else pytest.mark.slow) for name in CASES]
+
+
+@pytest.mark.parametrize("name", FAST)
 def test_real_processes_give_the_simulators_numbers(running: Running, name: str) -> None:
     run = running.finished(running.want(CASES[name], name))
     same(run)
@@ -213,11 +216,13 @@ def survives(running: Running, run: Path, whom: list[str]) -> None:
     assert all(before - number <= 1 for before, number in itertools.pairwise(seen))
 
 
+@pytest.mark.slow
 def test_a_run_in_which_everybody_is_killed_once_comes_to_its_end(running: Running) -> None:
     """Of an algorithm whose clients remember: they go on from the last committed round."""
     survives(running, running.want(LONG, "all-killed"), ["worker", "site", "server"])
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_costs_few_answers_and_is_started_again(running: Running) -> None:
     study = quadratic(
         algorithm={"name": "fedbio"},
@@ -238,6 +243,7 @@ def test_a_worker_that_hangs_costs_few_answers_and_is_started_again(running: Run
     same(run, 0.05)
 
 
+@pytest.mark.slow
 def test_the_coordinators_command_may_be_interrupted(running: Running) -> None:
     path = running.folder / "interrupted.toml"
     path.write_text(tomli_w.dumps(quadratic(algorithm={"name": "fedbio"}, run={"rounds": 150, "every": 10})))

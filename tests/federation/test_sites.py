@@ -223,7 +223,7 @@ class Sites:
         return Federation(program, plan, task.normalised_weights, self, task.data, names=self.names, run="r"), facts
 
 
-@pytest.mark.parametrize("algorithm", ["fedbio", "fedbioacc"])
+@pytest.mark.parametrize("algorithm", ["fedbio", pytest.param("fedbioacc", marks=pytest.mark.slow)])
 def test_sites_with_their_own_rows_give_the_simulators_numbers(tmp_path: Path, algorithm: str) -> None:
     """Standardised by sums that the sites sent; against a task of all their rows in one place."""
     wanted = study(tmp_path, algorithm={"name": algorithm}, federation={"weights": "size"})

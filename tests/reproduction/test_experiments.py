@@ -470,6 +470,7 @@ def test_a_search_has_the_same_budget_for_all_and_looks_at_another_seed(tmp_path
         reproduction.search(SMALL, tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_a_search_on_a_grid_takes_the_mean_over_its_seeds(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     grid = {"lr_upper": [0.1, 0.03, 0.01]}

@@ -143,6 +143,7 @@ def _compare(folder: Path, rounds: int, algorithms: str = "fedbio,simfbo") -> su
     return subprocess.Popen(command, cwd=folder, stdout=pipe, stderr=pipe, text=True)
 
 
+@pytest.mark.slow
 def test_a_member_whose_process_dies_does_not_stop_the_others(tmp_path: Path) -> None:
     process = _compare(tmp_path, 60_000)
     os.kill(_wait_for_running(tmp_path / "here", "fedbio-seed0"), signal.SIGKILL)

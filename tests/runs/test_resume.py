@@ -103,6 +103,7 @@ def _break_often(whole: Path, folder: Path, times: int, luck: random.Random) -> 
     assert json.loads((run / INFO).read_text())["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments(whole: Path, tmp_path: Path) -> None:
     _break_often(whole, tmp_path, 3, random.Random(0))
 
