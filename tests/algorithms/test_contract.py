@@ -18,7 +18,7 @@ from helpers import assert_same_counts, identical, largest_difference, sample_we
 FAST = {"fedbio", "primal-dual", "fedbio-local"}
 
 
-# One of every kind of memory, loop and momentum; FedNest and the primal-dual method run as real processes, too.
+# One of every kind of memory, loop and momentum.
 MORE = {"simfbo", "fedbio-local", "fedbioacc", "mefbo"}
 
 
