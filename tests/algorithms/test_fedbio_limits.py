@@ -42,6 +42,7 @@ def test_the_mean_of_local_hypergradients_goes_to_2() -> None:
     np.testing.assert_allclose(result.x, [2.0], atol=1e-8)
 
 
+@pytest.mark.slow
 def test_identical_clients_remove_the_bias_of_local_hypergradients() -> None:
     T3 = Quadratic.random(heterogeneity=0.0)
     assert distance(T3, LocalHypergradients(lr=0.1, terms=300), 4000) < 1e-6
@@ -53,6 +54,7 @@ def test_fedavg_trains_at_a_fixed_upper_variable() -> None:
     np.testing.assert_allclose(result.y, T1.lower(np.ones(4)), atol=1e-10)
 
 
+@pytest.mark.slow
 def test_the_adjoint_stays_in_its_ball(steps: dict[str, float]) -> None:
     radius = 0.5 * float(np.linalg.norm(T1.adjoint(T1.solution())))
     for kind in (fb.FedBiO, fb.FedBiOAcc):

@@ -123,6 +123,7 @@ def test_engines_draw_the_same_loops(algorithm: fb.Algorithm, empty_loop: bool, 
     ids=["FedNest", "AggITD"],
 )
 @pytest.mark.parametrize("batch_size", [pytest.param(None, marks=pytest.mark.slow), 1], ids=["all rows", "one row"])
+@pytest.mark.slow
 def test_random_estimates_have_the_right_mean(drawn: Any, summed: dict[str, bool], batch_size: int | None) -> None:
     """One hypergradient at a fixed point: the mean over random truncations (and batches, on which everything here
     depends linearly, factor by factor) is the full series with all rows."""

@@ -102,6 +102,7 @@ def test_rfho_backwards_is_the_derivative_for_a_private_x() -> None:
     np.testing.assert_allclose(x - np.asarray(moved), expected, atol=1e-12, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_the_way_back_uses_the_batches_of_the_way_there() -> None:
     """With batches of two rows both modes are the derivative of the same steps."""
     task = replace(curved(False), batch_size={"train": 2, "val": None})
@@ -118,6 +119,7 @@ def as_rows(q: Quadratic, clients: int, batch_size: int | None) -> fb.Task:
     return fb.Task(q.task().problem, data, batch_size=batch_size)
 
 
+@pytest.mark.slow
 def test_conjugate_gradients_invert_the_same_estimated_hessian() -> None:
     task = as_rows(Quadratic.random(clients=4, p=3, d=4), 2, 1)
     a, b = (after(task, replace(g, lr_upper=0.1, lr_lower=0.1), 3, seed=1) for g in GDS)
@@ -163,6 +165,7 @@ def test_the_inverse_of_a_noisy_hessian_is_biased_and_the_series_is_not() -> Non
     assert np.all(np.abs(steps.mean(axis=0) - same_batch) > 4 * error)
 
 
+@pytest.mark.slow
 def test_a_random_term_has_the_mean_of_the_series() -> None:
     """The momentum of x after one round, from a known one, with random batches, too: both points count."""
     q = Quadratic.random(clients=4, p=3, d=4)

@@ -93,6 +93,7 @@ def small_toy() -> Toy:
     return Toy.random(4, 8, 3, np.random.default_rng(1))
 
 
+@pytest.mark.slow
 def test_the_estimates_of_primal_dual_are_unbiased() -> None:
     """Over active sets, batches and noise, at given x, w and lambda."""
     toy, gamma, cohort = small_toy(), 1.5, Independent(0.5, resample=True)
@@ -105,6 +106,7 @@ def test_the_estimates_of_primal_dual_are_unbiased() -> None:
     assert_mean(after.multiplier.tree - L, X @ g)
 
 
+@pytest.mark.slow
 def test_the_inner_step_is_drawn_uniformly() -> None:
     """With everybody and without noise, the gradient of x is one of those of the K steps, computed here."""
     toy, eta = small_toy(), 0.02
@@ -169,6 +171,7 @@ def test_afl_reaches_a_saddle_point() -> None:
     np.testing.assert_allclose(result.y, w, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_the_estimates_of_afl_are_unbiased() -> None:
     toy = small_toy()
     cohort = Independent(0.5)

@@ -51,6 +51,7 @@ shapes = given(
 
 
 @shapes
+@pytest.mark.slow
 def test_derivatives_match_dense_autodiff(inputs: int, width: int, rows: int, seed: int, size: int | None) -> None:
     g, x, y, v = make(inputs, width, rows, seed, size)
     key = jax.random.key(seed)

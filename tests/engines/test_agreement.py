@@ -84,6 +84,7 @@ def test_private_blocks_never_leave_their_client(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("cohort", [Everyone(), Uniform(3)], ids=str)
+@pytest.mark.slow
 def test_bytes_really_sent_agree_with_the_plan(cohort: Any) -> None:
     task = fb.tasks.data_cleaning(hidden=32, clients=5)
     local = Local(task, fb.FedBiOAcc(local_steps=1), cohort)

@@ -542,7 +542,7 @@ def test_what_ended_cannot_be_stopped_and_what_was_stopped_does_not_go_on(tmp_pa
     assert run.info()["status"] == "stopped"
     assert list(coordinator.wanted_runs(home)) == []
     run.finish({"rounds": 3})
-    assert here(*stop, cwd=tmp_path) == (2, "fedbilevel: r cannot be stopped: it is finished already.\n")
+    assert here(*stop, cwd=tmp_path) == (2, "fedbilevel: r cannot be stopped: it is already finished.\n")
 
 
 def test_a_run_that_cannot_be_fails_alone(tmp_path: Path) -> None:

@@ -113,6 +113,7 @@ print("as it should be")
 """
 
 
+@pytest.mark.slow
 def test_mlflow(tmp_path: Path) -> None:
     """A real store; in a process of its own, as other people's warnings are not our errors. The run is interrupted,
     and goes on under the same name."""

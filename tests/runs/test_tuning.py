@@ -254,6 +254,7 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "fedbilevel", "tune", "quadratic", "--algorithm", "fedbio", *settings, *arguments]
 
 
+@pytest.mark.slow
 def test_a_killed_search_goes_on(tmp_path: Path) -> None:
     """kill -9 in the middle; the same command then ends with all trials, the suggested one first."""
     search = command("--trials", "2000", "--rounds", "9", "--out", "here")

@@ -67,6 +67,7 @@ def test_the_partitions_of_mnist_are_fednests() -> None:
         assert (min(kinds) == 10) == (partition == "iid")
 
 
+@pytest.mark.slow
 def test_joint_training_steps_on_the_mean_of_all_rows() -> None:
     task = dataclasses.replace(hyper_representation(**TINY, rc=0.0, validation=0.25), batch_size=None)
     start = tuple(v.tree for v in task.problem.start(jax.random.key(3)))
