@@ -94,6 +94,16 @@ def test_an_unexpected_error_tells_its_type_only(capsys: pytest.CaptureFixture[s
     assert "Smith" in open_book.answer.error  # pyright: ignore
 
 
+def test_an_answer_that_cannot_be_sent_is_a_failure() -> None:
+    """At every client, whoever hands the bytes on."""
+    words = {protocol.Echo: lambda message, arrays: (Done(), {"names": np.array(["a", "b"])})}
+    handled = protocol.handle(pack(protocol.Echo(), {}), words)
+    assert isinstance(handled.answer, Failed)
+    assert "names" in handled.answer.error
+    assert not handled.arrays
+    assert unpack(handled.packed) == (handled.answer, {})
+
+
 class Broken:
     """Answers of all kinds that are none."""
 

@@ -11,7 +11,7 @@ ORACLES = ("Gf", "Gg", "J", "H")
 """Gradients of the upper and the lower loss, cross products, Hessian products."""
 
 COUNTED = frozenset(
-    ["round", "seconds", "exchanges", "megabytes_down", "megabytes_up", "megabytes", "floats", "Gf", "Gg", "J", "H"]
+    ["round", "seconds", "exchanges", "megabytes_down", "megabytes_up", "megabytes", "floats", *ORACLES]
 )
 """The columns that every history has; the others are metrics."""
 

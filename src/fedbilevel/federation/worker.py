@@ -97,18 +97,19 @@ class Worker:
 
     def handle(self, message: bytes) -> bytes:
         """Answer a message, and log what is sent."""
-        from fedbilevel.engines.messaging.protocol import Failed, handle, pack
+        from fedbilevel.engines.messaging.protocol import Failed, failed, handle
 
-        handled = handle(message, self._handlers())
-        answer, arrays, problem = handled.answer, handled.arrays, handled.problem
-        if isinstance(answer, Failed):
-            answer = replace(answer, error=answer.error.replace(f"{self.folder}{os.sep}", ""))
-        packed, most = pack(answer, arrays), self.settings.limits.largest_upload
-        if len(packed) > most * 1e6:
-            problem = f"its answer has {len(packed) / 1e6:.1f} MB, but it sends at most {most:g} MB."
-            arrays, packed = {}, pack(Failed(problem), {})
-        self._note(handled.message, len(message), len(packed), arrays, problem)
-        return packed
+        handled, most = handle(message, self._handlers()), self.settings.limits.largest_upload
+        if isinstance(answer := handled.answer, Failed):
+            told = replace(answer, error=answer.error.replace(f"{self.folder}{os.sep}", ""))
+            handled = failed(handled.message, told, handled.problem)
+        elif len(handled.packed) > most * 1e6:
+            size = len(handled.packed) / 1e6
+            handled = failed(
+                handled.message, Failed(f"its answer has {size:.1f} MB, but it sends at most {most:g} MB.")
+            )
+        self._note(handled.message, len(message), len(handled.packed), handled.arrays, handled.problem)
+        return handled.packed
 
     def _handlers(self) -> dict[Any, Any]:
         """Who answers what; the messages of a run only after its study has been agreed on."""

@@ -17,7 +17,7 @@ from fedbilevel.core.data import Data
 from fedbilevel.core.task import Task
 from fedbilevel.core.vectors import Vector
 from fedbilevel.engines.messaging import protocol
-from fedbilevel.engines.messaging.protocol import Commit, Done, Evaluate, Failed, Join, Lost, Reveal, Run, Stale
+from fedbilevel.engines.messaging.protocol import Commit, Done, Evaluate, Join, Lost, Reveal, Run, Stale
 from fedbilevel.engines.participation import Everyone
 from fedbilevel.engines.plan import trace
 from fedbilevel.engines.program import Program, check_fits, split_vectors, without
@@ -107,11 +107,7 @@ class Party:
 
     def handle(self, message: bytes) -> bytes:
         """Answer a message; an error is an answer with the reason."""
-        handled = protocol.handle(message, self.handlers, open_book=self.reveals)
-        try:
-            return protocol.pack(handled.answer, handled.arrays)
-        except FedbilevelError as error:  # this cannot be sent
-            return protocol.pack(Failed(str(error)), {})
+        return protocol.handle(message, self.handlers, open_book=self.reveals).packed
 
     def _join(self, message: Join, arrays: Arrays) -> Answer:
         """Set up its block and memory, of which nothing is ever sent; or continue with those saved for this run."""

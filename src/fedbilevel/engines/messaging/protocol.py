@@ -289,11 +289,12 @@ class Private(Exception):
 
 
 class Handled(NamedTuple):
-    """A message and its answer; ``problem`` is the full error, which only the client may know."""
+    """A message and its answer, also as bytes; ``problem`` is the full error, which only the client may know."""
 
     message: Message | None
     answer: Message
-    arrays: Arrays = types.MappingProxyType({})
+    arrays: Arrays
+    packed: bytes
     problem: str = ""
 
 
@@ -309,26 +310,27 @@ def handle(data: bytes, handlers: Mapping[type[Message], Handler], open_book: bo
         if type(message) not in handlers:
             raise FedbilevelError(f"it cannot answer '{message.action}' now.")
         answer, reply = handlers[type(message)](message, arrays)
-        return Handled(message, answer, {name: np.asarray(array) for name, array in reply.items()})
+        sent = {name: np.asarray(array) for name, array in reply.items()}
+        return Handled(message, answer, sent, pack(answer, sent))
     except Lost as error:
-        return _failed(message, str(error), "lost")
+        return failed(message, Failed(str(error), "lost"))
     except Stale as error:
-        return _failed(message, str(error), "stale")
+        return failed(message, Failed(str(error), "stale"))
     except FedbilevelError as error:
-        return _failed(message, str(error))
+        return failed(message, Failed(str(error)))
     except Private as error:
-        answer = Failed("its data do not fit the experiment; see its own log.")
-        return Handled(message, answer, problem=str(error))
+        return failed(message, Failed("its data do not fit the experiment; see its own log."), str(error))
     except Exception as error:  # a client must answer, whatever its code or data do
         said = f"{type(error).__name__}: {error}"
         if open_book:
-            return _failed(message, said)
+            return failed(message, Failed(said))
         traceback.print_exc()
-        return Handled(message, Failed(f"{type(error).__name__}; see its own log."), problem=said)
+        return failed(message, Failed(f"{type(error).__name__}; see its own log."), said)
 
 
-def _failed(message: Message | None, error: str, reason: Literal["failed", "lost", "stale"] = "failed") -> Handled:
-    return Handled(message, Failed(error, reason), problem=error)
+def failed(message: Message | None, answer: Failed, problem: str = "") -> Handled:
+    """An answer that says what went wrong; ``problem`` is what only the client may know of it, if that is more."""
+    return Handled(message, answer, {}, pack(answer, {}), problem or answer.error)
 
 
 # The server's end.
