@@ -20,8 +20,12 @@ from fedbilevel.storage import compiled
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Federated bilevel optimization."
 )
-for command in (run, resume, init, compare, write_report, watch, tune, reproduce, algorithms, tasks, show_plan):
-    app.command(command.__name__.removeprefix("write_").removeprefix("show_"))(command)
+COMMANDS = {
+    "run": run, "resume": resume, "init": init, "compare": compare, "report": write_report, "watch": watch,
+    "tune": tune, "reproduce": reproduce, "algorithms": algorithms, "tasks": tasks, "plan": show_plan,
+}  # fmt: skip
+for name, command in COMMANDS.items():
+    app.command(name)(command)
 app.add_typer(federation, name="federation")
 
 

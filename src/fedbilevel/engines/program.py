@@ -35,7 +35,7 @@ class Program:
     @property
     def holds(self) -> bool:
         """Whether clients keep something from one exchange to the next."""
-        return self.algorithm.remembers != "nothing" or self.problem.private_x
+        return _holds(self.problem, self.algorithm)
 
     @property
     def first_participation(self) -> Participation:
@@ -82,12 +82,15 @@ def check_fits(problem: Problem, algorithm: Algorithm, layout: Layout, participa
         check_server_rows(algorithm, layout)
     if problem.weighting:
         _check_weights(problem, layout)
-    holds = algorithm.remembers != "nothing" or problem.private_x
-    if holds and (participation.resample or getattr(participation, "replacement", False)):
+    if _holds(problem, algorithm) and (participation.resample or getattr(participation, "replacement", False)):
         raise FedbilevelError(
             f"the clients of {name} keep state here, so they must be the same for all exchanges of a round: sample "
             "without resample and without replacement."
         )
+
+
+def _holds(problem: Problem, algorithm: Algorithm) -> bool:
+    return algorithm.remembers != "nothing" or problem.private_x
 
 
 def _check_weights(problem: Problem, layout: Layout) -> None:
