@@ -112,6 +112,16 @@ def test_client_drift_is_the_spread_of_the_clients() -> None:
     assert max(fb.diagnostics.client_drift(same, same.start(seed=0)).values()) < 1e-25
 
 
+@pytest.mark.parametrize("name", ["fednest", "gd", "rfho"])
+def test_client_drift_where_the_first_exchange_is_in_a_loop(name: str) -> None:
+    """The first uploads are gradients of the clients' own g at 0."""
+    algorithm = fb.ALGORITHMS[name]()
+    engine = Simulation(T1.task(), algorithm)
+    drift = fb.diagnostics.client_drift(engine, engine.start(seed=0))
+    expected = np.mean(np.sum((T1.b - T1.b.mean(0)) ** 2, 1))
+    assert drift == {"y": pytest.approx(expected)}
+
+
 @pytest.mark.parametrize("problem", [T1, T1.local()])
 def test_the_objective_is_the_upper_loss_at_the_exact_lower_solution(problem: Quadratic) -> None:
     x = RNG.normal(size=4)

@@ -38,7 +38,8 @@ def _recovers(summaries: list[dict[str, Any]]) -> None:
         for key in ("accuracy", "accuracy_noisy", "accuracy_clean", "auc")
     }
     assert mean["accuracy_clean"] > mean["accuracy_noisy"] + 0.03  # there is something to recover
-    assert mean["accuracy"] - mean["accuracy_noisy"] >= 0.5 * (mean["accuracy_clean"] - mean["accuracy_noisy"])
+    gap = mean["accuracy_clean"] - mean["accuracy_noisy"]
+    assert mean["accuracy"] - mean["accuracy_noisy"] >= 0.5 * gap - 1e-9
     assert mean["auc"] >= 0.9
     for summary in summaries:
         assert {"rounds", "megabytes", "seconds"} <= set(summary)

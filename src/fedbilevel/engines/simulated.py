@@ -54,7 +54,7 @@ class CohortMemory:
 @dataclass
 class Ledger:
     """What all views of a round share while it is traced: how often each exchange was made, and for how many clients.
-    ``watch`` is called with the replies to every exchange.
+    ``watch`` is called with the replies to every exchange; loops then make their first iteration only.
     """
 
     served: Mapping[str, Any]
@@ -187,6 +187,8 @@ class SimulatedClients(ProgramClients):
     def _loop(self, times: int | jax.Array, iteration: Callable[[Any, Carry], Carry], carry: Carry) -> Carry:
         """A compiled loop, in whose state are also the counts and what the clients remember."""
         ledger, memory = self.ledger, self.memory
+        if ledger.watch is not None:  # for the first exchange only, and nothing that is watched can leave a loop
+            return carry if isinstance(times, int) and times == 0 else iteration(0, carry)
 
         def body(number: jax.Array, state: Any) -> Any:
             carry, memory.rows, ledger.served, ledger.calls = state
