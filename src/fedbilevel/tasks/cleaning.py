@@ -14,7 +14,16 @@ from fedbilevel.core.task import Task
 from fedbilevel.core.vectors import box
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.models import Model, cross_entropy, mlp, outputs, squared_norm
-from fedbilevel.tasks.sites import Examples, Facts, divided
+from fedbilevel.tasks.sites import (
+    Bounds,
+    Examples,
+    Facts,
+    column_bounds,
+    column_facts,
+    divided,
+    moments,
+    standardised,
+)
 
 
 @cache  # tasks of equal shape share their compiled code, whatever their seed
@@ -105,8 +114,15 @@ def accuracy(network: Model, y: Any, images: Any, labels: np.ndarray) -> float:
 
 
 def data_cleaning_facts(examples: Examples, train: float = 0.6, validation: float = 0.2, seed: int = 0) -> Facts:
-    """The largest number of training rows."""
-    return {"max samples": np.asarray(len(divided(examples, train, validation, seed)[0]))}
+    """The largest number of training rows; of tables, also sums over the columns."""
+    rows = divided(examples, train, validation, seed)
+    return {"max samples": np.asarray(len(rows.train)), **({} if examples.images else column_facts(rows))}
+
+
+def data_cleaning_bounds(facts: Facts, rows: int, columns: tuple[np.ndarray, np.ndarray]) -> Bounds:
+    """A site has exactly its number of training rows."""
+    sums = column_bounds(facts, rows, columns) if "sum count" in facts else {}
+    return {"max samples": (rows, rows), **sums}
 
 
 def data_cleaning_of_site(
@@ -136,10 +152,11 @@ def data_cleaning_of_site(
     """
     if min(layers, hidden, batch_size) < 1 or l2 < 0:
         raise FedbilevelError("data-cleaning: layers, hidden and batch_size must be at least 1, l2 not negative.")
-    inputs = examples.inputs if examples.inputs.dtype == np.uint8 else np.nan_to_num(examples.inputs).astype(np.float32)
+    examples, *parts = divided(examples, train, validation, seed)
+    inputs = examples.inputs if examples.images else standardised(examples.inputs, *moments(facts))
     labels = examples.labels.astype(np.int32)
     network = mlp(int(np.prod(inputs.shape[1:])), *[hidden] * (layers - 1), examples.classes)
-    of_train, of_val, of_test = (Labelled(part, labels[part]) for part in divided(examples, train, validation, seed))
+    of_train, of_val, of_test = (Labelled(part, labels[part]) for part in parts)
     steps = {"lr_upper": 20.0, "lr_lower": 0.5, "lr_adjoint": 0.02}
     return cleaning(
         network,

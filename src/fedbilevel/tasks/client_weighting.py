@@ -25,6 +25,8 @@ from fedbilevel.core.task import Task
 from fedbilevel.errors import FedbilevelError, UnknownName
 from fedbilevel.models import Model, cross_entropy, lenet5, mlp, outputs
 from fedbilevel.tasks.images import images as load_images
+from fedbilevel.tasks.learners import labelled, learner
+from fedbilevel.tasks.sites import Bounds, Examples, Facts, column_bounds, column_facts, divided
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,7 +44,8 @@ STEPS = {"lr_upper": STEP_OF_WEIGHTS, "lr_lower": STEP, "lr_adjoint": 0.1, "loca
 @cache  # tasks of equal shape share their compiled code, whatever their seed
 def _problem(model: Model, clients: int) -> Problem:
     def loss(x: Any, y: Any, batch: Any) -> jax.Array:
-        return cross_entropy(model.apply(y, batch["image"]), batch["label"]).mean()
+        # Of sites, not all may judge: then the rows of these have shares.
+        return (batch.get("share", 1) * cross_entropy(model.apply(y, batch["image"]), batch["label"])).mean()
 
     def init(key: jax.Array) -> tuple[Any, Any]:
         return jnp.full(clients, 1 / clients), model.init(key)
@@ -224,3 +227,70 @@ def _span(group: tuple[int, ...]) -> str:
     '5-7'
     """
     return f"{group[0]}-{group[-1]}"
+
+
+def client_weighting_facts(
+    examples: Examples, train: float = 0.6, validation: float = 0.2, judge: str = "all", seed: int = 0
+) -> Facts:
+    """Sums over the columns, and whether this site is one of those whose validation rows judge."""
+    sums = column_facts(divided(examples, train, validation, seed))
+    return {**sums, "sum judges": np.asarray(int(judge == "all" or examples.name in ("", judge)))}
+
+
+def client_weighting_bounds(facts: Facts, rows: int, columns: tuple[np.ndarray, np.ndarray]) -> Bounds:
+    """A site is a judge or not."""
+    return {**column_bounds(facts, rows, columns), "sum judges": (0, 1)}
+
+
+def client_weighting_of_site(
+    examples: Examples,
+    facts: Facts,
+    train: float = 0.6,
+    validation: float = 0.2,
+    judge: str = "all",
+    hidden: int = 64,
+    batch_size: int = 64,
+    seed: int = 0,
+) -> Task:
+    """Find out which sites have useful data, on the rows of sites.
+
+    The server has no rows of its own: validation rows of sites judge the model, which these sites should know to be
+    right (part in the schema).
+
+    Args:
+        examples: the rows of the site.
+        facts: what everybody knows of all sites.
+        train: share of every site's rows, of every label, for training, if the schema has no part.
+        validation: share for validation; the rest is for the test.
+        judge: whose validation rows judge the model: "all", or the name of one site.
+        hidden: width of the hidden layer; 0 is logistic regression.
+        batch_size: rows per batch, at both levels.
+        seed: of the split.
+    """
+    if hidden < 0 or batch_size < 1:
+        raise FedbilevelError("client-weighting: batch_size must be at least 1, hidden not negative.")
+    judges, clients = int(facts["sum judges"]), int(facts["clients"])
+    if not judges:
+        raise FedbilevelError(f"client-weighting: judge must be 'all' or the name of a site, not '{judge}'.")
+    rows = divided(examples, train, validation, seed)
+    inputs, network = learner(rows.examples, facts, [hidden] if hidden else [])
+    client, (tested, right) = labelled(inputs, rows)
+    # The upper loss is the mean over sites of these shares of their losses: that of the judges alone.
+    mine = client_weighting_facts(examples, train, validation, judge, seed)["sum judges"]
+    share = np.full(len(rows.validation), clients * mine / judges, np.float32)
+    on_device = jnp.asarray(tested)
+
+    def metrics(x: Any, y: Any) -> dict[str, float]:
+        logits = outputs(network.apply, y, on_device)
+        losses = cross_entropy(jnp.asarray(logits), jnp.asarray(right))
+        return {"accuracy": float(np.mean(logits.argmax(1) == right)), "loss": float(np.mean(losses))}
+
+    return Task(
+        _problem(network, clients),
+        [{"train": client["train"], "val": {**client["val"], "share": share}}],
+        batch_size=batch_size,
+        metrics=metrics,
+        name="client-weighting",
+        shown=Presentation(headline={"accuracy": "mean test accuracy", "loss": "mean test loss"}),
+        suggested=Suggestion("fedbio", 400, hyper={"*": STEPS}),
+    )

@@ -46,6 +46,8 @@ from fedbilevel.core.task import Task
 from fedbilevel.data import adult, dirichlet, iid, split
 from fedbilevel.errors import FedbilevelError, UnknownName
 from fedbilevel.models import Model, mlp, outputs, squared_norm
+from fedbilevel.tasks.learners import learner
+from fedbilevel.tasks.sites import Bounds, Divided, Examples, Facts, column_bounds, column_facts, divided, told
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,6 +55,18 @@ if TYPE_CHECKING:
 GROUPS = ("poor women", "rich women", "poor men", "rich men")
 """Group 2 sex + label: sex 0 is female, label 1 an income above 50K."""
 STEPS = {"lr_lower": 0.8, "lr_adjoint": 0.8}
+HYPER = {
+    "simfbo": {
+        **STEPS,
+        "lr_upper": 0.05,
+        "local_lr_upper": 1.0,
+        "local_lr_lower": 1.0,
+        "local_lr_adjoint": 1.0,
+        "local_steps": 1,
+    },
+    "fedbioacc": {"lr_upper": 0.03, "lr_lower": 0.5, "lr_adjoint": 0.3, "local_steps": 5},
+    "*": {**STEPS, "lr_upper": 0.03, "local_steps": 1},
+}
 TRACK = 2.0
 """The derivative of the upper loss in t is this times (t - gap): with a step of 0.03 on x, t moves by 6 %."""
 
@@ -220,17 +234,93 @@ def fairness(
         suggested=Suggestion(
             algorithm="fedbio",
             rounds=1000,
-            hyper={
-                "simfbo": {
-                    **STEPS,
-                    "lr_upper": 0.05,
-                    "local_lr_upper": 1.0,
-                    "local_lr_lower": 1.0,
-                    "local_lr_adjoint": 1.0,
-                    "local_steps": 1,
-                },
-                "fedbioacc": {"lr_upper": 0.03, "lr_lower": 0.5, "lr_adjoint": 0.3, "local_steps": 5},
-                "*": {**STEPS, "lr_upper": 0.03, "local_steps": 1},
-            },
+            hyper=HYPER,
         ),
+    )
+
+
+def _positives(rows: Divided) -> tuple[np.ndarray, np.ndarray]:
+    """For every row, 2 group + label; and the shares of the first and the second group with label 1 among the
+    validation rows, 0 where they are too few to tell.
+    """
+    examples = rows.examples
+    if examples.groups is None or examples.classes != 2 or examples.groups.max(initial=0) > 1:
+        raise FedbilevelError(
+            'fairness needs a label with two values, and group = { column = "sex", values = ["f", "m"] } in the schema.'
+        )
+    groups = 2 * examples.groups + examples.labels
+    counts = np.bincount(groups[rows.validation], minlength=4)
+    return groups, (np.where(told(counts, examples.least), counts, 0) / len(rows.validation))[[1, 3]]
+
+
+def fairness_facts(examples: Examples, train: float = 0.6, validation: float = 0.2, seed: int = 0) -> Facts:
+    """Sums over the columns, and the shares of both groups with label 1 among the validation rows."""
+    rows = divided(examples, train, validation, seed)
+    return {**column_facts(rows), "mean positives": _positives(rows)[1]}
+
+
+def fairness_bounds(facts: Facts, rows: int, columns: tuple[np.ndarray, np.ndarray]) -> Bounds:
+    """Two shares of the same rows."""
+    return {**column_bounds(facts, rows, columns), "mean positives": (0, 1 - facts["mean positives"][::-1])}
+
+
+def fairness_of_site(
+    examples: Examples,
+    facts: Facts,
+    train: float = 0.6,
+    validation: float = 0.2,
+    penalty: float = 3.0,
+    hidden: int = 0,
+    l2: float = 1e-3,
+    batch_size: int = 0,
+    seed: int = 0,
+) -> Task:
+    """Weight groups and labels for equal true-positive rates, on the rows of sites.
+
+    The gap is the true-positive rate of the schema's second group minus that of the first.
+
+    Args:
+        examples: the rows of the site, with groups.
+        facts: what everybody knows of all sites.
+        train: share of every site's rows, of every label and group, for training, if the schema has no part.
+        validation: share for validation; the rest is for the test.
+        penalty: weight of the squared gap in smooth true-positive rates; 0 minimises the validation loss alone.
+        hidden: width of the hidden layer of the model; 0 is logistic regression.
+        l2: weight decay.
+        batch_size: rows per batch, of training and of validation; 0 is all.
+        seed: of the split.
+    """
+    if min(hidden, batch_size) < 0 or not (0 <= penalty < np.inf and 0 <= l2 < np.inf):
+        raise FedbilevelError("fairness: hidden, batch_size, penalty and l2 must be finite and not negative.")
+    rows = divided(examples, train, validation, seed)
+    groups, mine = _positives(rows)
+    everywhere = facts["mean positives"]
+    if everywhere.min() <= 0:
+        raise FedbilevelError(
+            "fairness: no site has enough validation rows of both groups with the label's second value."
+        )
+    # Where a site has too few people of a group to tell of them, they are no part of the gap.
+    first, second = np.where(mine > 0, 1 / everywhere, 0)
+    share = ((groups == 3) * second - (groups == 1) * first).astype(np.float32)
+    features, model = learner(rows.examples, facts, [hidden] if hidden else [], outputs=1)
+    take = lambda part: {"features": features[part], "group": groups[part]}
+    tested, test_groups = jnp.asarray(features[rows.test]), groups[rows.test]
+
+    def metrics(x: Any, y: Any) -> dict[str, float]:
+        yes = outputs(model.apply, y, tested)[:, 0] > 0
+        of_group = [yes[test_groups == group] for group in (1, 3)]
+        rates = [float(each.mean()) if len(each) >= max(1, examples.least) else float("nan") for each in of_group]
+        accuracy = float(np.mean(yes == test_groups % 2))
+        return {"accuracy": accuracy, "gap": rates[1] - rates[0], "tpr_first": rates[0], "tpr_second": rates[1]}
+
+    return Task(
+        _problem(model, l2, penalty),
+        [{"train": take(rows.train), "val": {**take(rows.validation), "share": share[rows.validation]}}],
+        batch_size=batch_size or None,
+        metrics=metrics,
+        name="fairness",
+        shown=Presentation(
+            headline={"accuracy": "accuracy", "gap": "TPR gap", "tpr_first": "first", "tpr_second": "second"}
+        ),
+        suggested=Suggestion("fedbio", 1000, hyper=HYPER),
     )

@@ -11,7 +11,7 @@ Method for Nonconvex Federated Bilevel Optimization", section 4.1 and appendix B
 Thrampoulidis, Oymak: "FedNest: Federated Bilevel, Minimax, and Compositional Optimization", ICML 2022.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -29,7 +29,9 @@ from fedbilevel.core.vectors import Vector, add, sub
 from fedbilevel.errors import FedbilevelError, UnknownName
 from fedbilevel.mathematics.hypergradient import Pair
 from fedbilevel.models import Model, cross_entropy, mlp, norms, outputs, squared_norm
-from fedbilevel.tasks.images import divide, images, per_class, standardised
+from fedbilevel.tasks.images import divide, images, of_known, per_class, standardised
+from fedbilevel.tasks.learners import labelled, learner
+from fedbilevel.tasks.sites import Examples, Facts, column_facts, divided
 
 SHOWN = (4, 8)  # filters in the picture, down and across
 # The paper's steps for MeFBO (0.1, 0.1, 0.07, penalty 2.7, prox 0.015) diverge here: with prox 0.015 a step of 0.1 on y
@@ -97,6 +99,42 @@ def _mosaic(filters: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return tiles.reshape(-1, across, high, wide).swapaxes(1, 2).reshape(-1, across * wide)
 
 
+def _task(
+    model: Model,
+    rc: float,
+    regularizer: str,
+    clients: Sequence[Mapping[str, Any]],
+    tested: tuple[Any, np.ndarray],
+    classes: int,
+    least: int = 1,
+    **more: Any,
+) -> Task:
+    """The task of clients with labelled rows, whether of a data set or of one site.
+
+    Args:
+        model: x and y: the last layer is y.
+        rc: weight of the regulariser in the lower loss.
+        regularizer: of y.
+        clients: training and validation rows of every client.
+        tested: inputs and labels that the metrics are about.
+        classes: number of labels.
+        least: the fewest of them that tell something of a class.
+        more: arguments of the task.
+    """
+    inputs, labels = jnp.asarray(tested[0]), tested[1]
+
+    def metrics(x: Any, y: Any) -> dict[str, float]:
+        logits = outputs(model.apply, [*x, y], inputs)
+        correct = logits.argmax(1) == labels
+        return {
+            "accuracy": float(correct.mean()),
+            "worst": of_known(np.min, per_class(correct, labels, classes, least)),
+            "loss": float(np.mean(cross_entropy(jnp.asarray(logits), jnp.asarray(labels)))),
+        }
+
+    return Task(_problem(model, rc, regularizer), clients, metrics=metrics, name="hyper-representation", **more)
+
+
 def hyper_representation(
     data: str = "mnist",
     partition: str = "iid",
@@ -141,16 +179,7 @@ def hyper_representation(
     test, labels = jnp.asarray(dataset.test), dataset.test_labels
 
     def accuracies(x: Any, y: Any) -> np.ndarray:
-        return per_class(outputs(model.apply, [*x, y], test).argmax(1) == labels, labels, dataset.classes)
-
-    def metrics(x: Any, y: Any) -> dict[str, float]:
-        logits = outputs(model.apply, [*x, y], test)
-        correct = logits.argmax(1) == labels
-        return {
-            "accuracy": float(correct.mean()),
-            "worst": float(np.nanmin(per_class(correct, labels, dataset.classes))),
-            "loss": float(np.mean(cross_entropy(jnp.asarray(logits), jnp.asarray(labels)))),
-        }
+        return per_class(outputs(model.apply, [*x, y], test).argmax(1) == labels, labels, len(dataset.classes))
 
     def details(results: Outcomes) -> Details:
         columns = [accuracies(results[run].x, results[run].y) for run in ("random", "joint", "run")]
@@ -194,12 +223,14 @@ def hyper_representation(
         figure.legend(*handles, loc="outside lower center", ncols=many, markerscale=2.5)
 
     step, together = STEP * dataset.shorter**2, STEP * dataset.shorter  # MeFBO on CIFAR-10 is not stable with more
-    return Task(
-        _problem(model, rc, regularizer),
+    return _task(
+        model,
+        rc,
+        regularizer,
         [{"train": dataset.rows(train[m]), "val": dataset.rows(val[m])} for m in range(clients)],
+        (test, labels),
+        len(dataset.classes),
         batch_size=batch_size,
-        metrics=metrics,
-        name=name,
         options={
             "data": data,
             "partition": partition,
@@ -226,11 +257,72 @@ def hyper_representation(
             algorithm="mefbo",
             rounds=600,
             sample="10" if clients > 10 else "everyone",
-            hyper={
-                "mefbo": {**MEFBO, "lr_upper": constant(step), "local_lr_upper": constant(step)},
-                "simfbo": {"lr_upper": step, "local_lr_upper": step, "shared_batch": True},
-                "lfednest": FEDNEST,
-                "fednest": FEDNEST,
-            },
+            hyper=_steps(step),
         ),
+    )
+
+
+def _steps(step: float) -> dict[str, dict[str, Any]]:
+    """Step sizes by algorithm, with this one for x."""
+    return {
+        "mefbo": {**MEFBO, "lr_upper": constant(step), "local_lr_upper": constant(step)},
+        "simfbo": {"lr_upper": step, "local_lr_upper": step, "shared_batch": True},
+        "lfednest": FEDNEST,
+        "fednest": FEDNEST,
+    }
+
+
+def hyper_representation_facts(examples: Examples, train: float = 0.4, validation: float = 0.4, seed: int = 0) -> Facts:
+    """Sums over the columns."""
+    return column_facts(divided(examples, train, validation, seed))
+
+
+def hyper_representation_of_site(
+    examples: Examples,
+    facts: Facts,
+    train: float = 0.4,
+    validation: float = 0.4,
+    hidden: int = 64,
+    layers: int = 2,
+    rc: float = 0.05,
+    regularizer: str = "squared",
+    dropout: float = 0.0,
+    batch_size: int = 64,
+    seed: int = 0,
+) -> Task:
+    """Learn a representation on the validation rows of sites, for a head that is trained on their training rows.
+
+    Args:
+        examples: the rows of the site.
+        facts: what everybody knows of all sites.
+        train: share of every site's rows, of every label, for training, if the schema has no part.
+        validation: share for validation; the rest is for the test.
+        hidden: width of every hidden layer.
+        layers: of the network; the last one is the head.
+        rc: weight of the regulariser in the lower loss.
+        regularizer: "squared": |y|^2; or "norm": the norms of the head's weights and of its biases, not squared.
+        dropout: the probability that a hidden unit is left out in training, at both levels.
+        batch_size: rows per batch, at both levels.
+        seed: of the split.
+    """
+    if min(hidden, batch_size) < 1 or layers < 2 or not 0 <= rc < np.inf:
+        raise FedbilevelError(
+            "hyper-representation: hidden and batch_size must be at least 1, layers at least 2, rc not negative."
+        )
+    if regularizer not in REGULARIZERS:
+        raise UnknownName("regularizer", regularizer, REGULARIZERS)
+    rows = divided(examples, train, validation, seed)
+    inputs, model = learner(rows.examples, facts, [hidden] * (layers - 1), dropout)
+    client, tested = labelled(inputs, rows)
+    return _task(
+        model,
+        rc,
+        regularizer,
+        [client],
+        tested,
+        examples.classes,
+        examples.least,
+        batch_size=batch_size,
+        shown=Presentation(headline={"accuracy": "accuracy", "worst": "worst class", "loss": "loss"}),
+        suggested=Suggestion("mefbo", 600, hyper=_steps(STEP)),
     )

@@ -1,6 +1,5 @@
 """What the tasks on small images share: the images of a data set, their division among clients, standardised inputs."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -102,7 +101,14 @@ def standardised(model: Model, mean: float, deviation: float) -> Model:
     return Model(model.init, apply)
 
 
-def per_class(correct: np.ndarray, labels: np.ndarray, classes: Sequence[str]) -> np.ndarray:
-    """The accuracy of every class; NaN for one without test images."""
+def per_class(correct: np.ndarray, labels: np.ndarray, classes: int, least: int = 1) -> np.ndarray:
+    """The accuracy of every class, or the mean of any other number; NaN for one with fewer test images than least."""
+    counts = np.bincount(labels, minlength=classes)
     with np.errstate(invalid="ignore"):
-        return np.bincount(labels, correct, len(classes)) / np.bincount(labels, minlength=len(classes))
+        return np.where(counts < least, np.nan, np.bincount(labels, correct, classes) / counts)
+
+
+def of_known(reduce: Any, numbers: np.ndarray) -> float:
+    """The mean, or the least, of the numbers that are known; NaN if none is."""
+    known = numbers[~np.isnan(numbers)]
+    return float(reduce(known)) if len(known) else float("nan")

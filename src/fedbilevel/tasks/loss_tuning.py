@@ -15,6 +15,7 @@ after Tarzanagh, Li, Thrampoulidis, Oymak: "FedNest: Federated Bilevel, Minimax,
 under Overparameterization", NeurIPS 2021.
 """
 
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -30,7 +31,9 @@ from fedbilevel.core.task import Task
 from fedbilevel.data import long_tail
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.models import Model, cross_entropy, mlp, outputs, squared_norm
-from fedbilevel.tasks.images import divide, images, per_class, standardised
+from fedbilevel.tasks.images import divide, images, of_known, per_class, standardised
+from fedbilevel.tasks.learners import labelled, learner
+from fedbilevel.tasks.sites import MOST_ROWS, Bounds, Examples, Facts, column_bounds, column_facts, divided, told
 
 # The paper has 0.08, 0.05, 0.01 (one local step), which is slower: on seed 1, after 400 rounds, a balanced accuracy of
 # 0.871 instead of 0.914.
@@ -62,6 +65,43 @@ def _problem(model: Model, classes: int, balance: tuple[float, ...], rc: float) 
         return {"omega": jnp.ones(classes), "delta": jnp.ones(classes), "tau": jnp.zeros(classes)}, model.init(key)
 
     return Problem(upper, lower, init, project_x=_feasible)
+
+
+def _task(
+    model: Model,
+    balance: np.ndarray,
+    rc: float,
+    clients: Sequence[Mapping[str, Any]],
+    tested: tuple[Any, np.ndarray],
+    least: int = 1,
+    **more: Any,
+) -> Task:
+    """The task of clients with labelled rows, whether of a data set or of one site.
+
+    Args:
+        model: y.
+        balance: the weight of every class in the upper loss.
+        rc: weight of |y|^2 in the lower loss.
+        clients: training and validation rows of every client.
+        tested: inputs and labels that the metrics are about.
+        least: the fewest of them that tell something of a class.
+        more: arguments of the task.
+    """
+    inputs, labels = jnp.asarray(tested[0]), tested[1]
+    number = len(balance)
+
+    def metrics(x: Any, y: Any) -> dict[str, float]:
+        logits = outputs(model.apply, y, inputs)
+        each = per_class(logits.argmax(1) == labels, labels, number, least)
+        losses = np.asarray(cross_entropy(jnp.asarray(logits), jnp.asarray(labels)))
+        return {
+            "accuracy": of_known(np.mean, each),
+            "worst": of_known(np.min, each),
+            "loss": of_known(np.mean, per_class(losses, labels, number, least)),
+        }
+
+    problem = _problem(model, number, tuple(balance.tolist()), rc)
+    return Task(problem, clients, metrics=metrics, name="loss-tuning", **more)
 
 
 def loss_tuning(
@@ -113,13 +153,7 @@ def loss_tuning(
     test, labels = jnp.asarray(dataset.test), dataset.test_labels
 
     def accuracies(y: Any) -> np.ndarray:
-        return per_class(outputs(model.apply, y, test).argmax(1) == labels, labels, dataset.classes)
-
-    def metrics(x: Any, y: Any) -> dict[str, float]:
-        logits = outputs(model.apply, y, test)
-        each = per_class(logits.argmax(1) == labels, labels, dataset.classes)
-        losses = per_class(np.asarray(cross_entropy(jnp.asarray(logits), jnp.asarray(labels))), labels, dataset.classes)
-        return {"accuracy": float(each.mean()), "worst": float(each.min()), "loss": float(losses.mean())}
+        return per_class(outputs(model.apply, y, test).argmax(1) == labels, labels, number)
 
     def details(results: Outcomes) -> Details:
         x = results["run"].x
@@ -167,15 +201,14 @@ def loss_tuning(
 
     started = {"omega": np.ones(number), "delta": np.ones(number), "tau": np.zeros(number)}
     share = sizes / sizes.sum()
-    steps = {**STEPS, **{name: STEPS[name] * dataset.shorter for name in ("lr_lower", "lr_adjoint")}}
-    simfbo = {**steps, **{f"local_{name}": step for name, step in steps.items()}, "shared_batch": True}
-    fedavg = FedAvg(lr_lower=steps["lr_lower"], local_steps=1)
-    return Task(
-        _problem(model, number, tuple(balance.tolist()), rc),
+    fedavg = FedAvg(lr_lower=STEPS["lr_lower"] * dataset.shorter, local_steps=1)
+    return _task(
+        model,
+        balance,
+        rc,
         [{"train": dataset.rows(train[m]), "val": dataset.rows(val[m])} for m in range(clients)],
+        (test, labels),
         batch_size=batch_size,
-        metrics=metrics,
-        name=name,
         options={
             "data": data,
             "partition": partition,
@@ -202,11 +235,78 @@ def loss_tuning(
             algorithm="simfbo",
             rounds=600,
             sample="10" if clients > 10 else "everyone",
-            hyper={"simfbo": simfbo, "shrofbo": simfbo, "mefbo": MEFBO},
+            hyper=_steps(dataset.shorter),
         ),
     )
+
+
+def _steps(shorter: float) -> dict[str, dict[str, Any]]:
+    """Step sizes by algorithm; those of y shorter where inputs are larger."""
+    steps = {**STEPS, **{name: STEPS[name] * shorter for name in ("lr_lower", "lr_adjoint")}}
+    simfbo = {**steps, **{f"local_{name}": step for name, step in steps.items()}, "shared_batch": True}
+    return {"simfbo": simfbo, "shrofbo": simfbo, "mefbo": MEFBO}
 
 
 def _label_style(classes: tuple[str, ...]) -> dict[str, Any]:
     """Long names of classes do not fit side by side."""
     return {"rotation": 60, "ha": "right"} if max(map(len, classes)) > 3 else {}
+
+
+def loss_tuning_facts(examples: Examples, train: float = 0.6, validation: float = 0.2, seed: int = 0) -> Facts:
+    """Sums over the columns, and how many validation rows every class has."""
+    rows = divided(examples, train, validation, seed)
+    counts = np.bincount(examples.labels[rows.validation], minlength=examples.classes)
+    return {**column_facts(rows), "sum validation": np.where(told(counts, examples.least), counts, 0)}
+
+
+def loss_tuning_bounds(facts: Facts, rows: int, columns: tuple[np.ndarray, np.ndarray]) -> Bounds:
+    """Validation rows are not among the training rows, whose number is known."""
+    return {**column_bounds(facts, rows, columns), "sum validation": (0, MOST_ROWS)}
+
+
+def loss_tuning_of_site(
+    examples: Examples,
+    facts: Facts,
+    train: float = 0.6,
+    validation: float = 0.2,
+    hidden: int = 64,
+    layers: int = 2,
+    rc: float = 0.0,
+    batch_size: int = 64,
+    seed: int = 0,
+) -> Task:
+    """Tune the vector-scaling loss on the rows of sites, in which some classes are rare.
+
+    Args:
+        examples: the rows of the site.
+        facts: what everybody knows of all sites.
+        train: share of every site's rows, of every label, for training, if the schema has no part.
+        validation: share for validation; the rest is for the test.
+        hidden: width of every hidden layer.
+        layers: of the network; 1 is logistic regression.
+        rc: weight of |y|^2 in the lower loss.
+        batch_size: rows per batch, at both levels.
+        seed: of the split.
+    """
+    if min(hidden, layers, batch_size) < 1 or not 0 <= rc < np.inf:
+        raise FedbilevelError("loss-tuning: hidden, layers and batch_size must be at least 1, rc not negative.")
+    counts = facts["sum validation"]
+    if rare := [str(number + 1) for number in np.flatnonzero(counts < 1)]:
+        raise FedbilevelError(
+            f"loss-tuning: no site has enough validation rows of the label's value number {', '.join(rare)}: leave it "
+            "out of the schema, or take more rows."
+        )
+    rows = divided(examples, train, validation, seed)
+    inputs, model = learner(rows.examples, facts, [hidden] * (layers - 1))
+    client, tested = labelled(inputs, rows)
+    return _task(
+        model,
+        counts.sum() / (examples.classes * counts),
+        rc,
+        [client],
+        tested,
+        examples.least,
+        batch_size=batch_size,
+        shown=Presentation(headline={"accuracy": "accuracy", "worst": "worst", "loss": "loss"}),
+        suggested=Suggestion("simfbo", 600, hyper=_steps(1.0)),
+    )

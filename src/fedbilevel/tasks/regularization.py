@@ -39,7 +39,7 @@ from fedbilevel.core.vectors import box
 from fedbilevel.data import breast_cancer, heart_disease, iid, natural, split
 from fedbilevel.errors import FedbilevelError, UnknownName
 from fedbilevel.tasks import scores
-from fedbilevel.tasks.sites import Examples, Facts, check_shares, divided
+from fedbilevel.tasks.sites import Examples, Facts, check_shares, column_facts, divided, moments, standardised
 from fedbilevel.tasks.strengths import Strengths
 
 GRID = tuple(float(f"{10.0**n:.2g}") for n in np.linspace(-3, 0, 9))
@@ -107,12 +107,6 @@ def _load(
         called = [f"client {m}" for m in range(clients)]
         return loaded.train.inputs.astype(float), loaded.train.labels, list(loaded.features), parts, called
     raise UnknownName("data set for regularization", data, ["heart-disease", "breast-cancer"])
-
-
-def standardised(table: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
-    """Columns of mean 0 and deviation 1; 0 where a number is missing, and in columns that are constant."""
-    standard = (table - mean) / np.where(deviation > 0, deviation, np.inf)
-    return np.where(np.isnan(standard), 0, standard).astype(np.float32)
 
 
 def judged(y: Any, features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -257,10 +251,7 @@ def regularization(
 
 def regularization_facts(examples: Examples, train: float = 0.5, validation: float = 0.25, seed: int = 0) -> Facts:
     """Of every column of the training rows: how many numbers are known, their sum, and the sum of their squares."""
-    trained_on = examples.inputs[divided(examples, train, validation, seed)[0]].astype(float)
-    there = ~np.isnan(trained_on)
-    filled = np.where(there, trained_on, 0)
-    return {"sum count": there.sum(0), "sum values": filled.sum(0), "sum squares": (filled**2).sum(0)}
+    return column_facts(divided(examples, train, validation, seed))
 
 
 def regularization_of_site(
@@ -289,11 +280,8 @@ def regularization_of_site(
         raise FedbilevelError("regularization needs a label with two values.")
     if not 0 < weakest <= start <= strongest < np.inf:
         raise FedbilevelError("regularization: start lies between weakest and strongest, all above 0.")
-    rows = [[part] for part in divided(examples, train, validation, seed)]
-    count = np.maximum(facts["sum count"], 1)
-    mean = facts["sum values"] / count
-    deviation = np.sqrt(np.maximum(facts["sum squares"] / count - mean**2, 0))
-    features = standardised(examples.inputs, mean, deviation)
+    examples, *parts = divided(examples, train, validation, seed)
+    features = standardised(examples.inputs, *moments(facts))
     suggested = Suggestion("fedbio", 300, hyper={"*": {**STEPS, "lr_upper": 20.0, "local_steps": 1}})
     shown = Presentation(headline={"auc": "mean test AUC", "test_loss": "mean test loss"})
-    return _task(features, examples.labels, rows, (start, weakest, strongest), suggested, shown)
+    return _task(features, examples.labels, [[part] for part in parts], (start, weakest, strongest), suggested, shown)

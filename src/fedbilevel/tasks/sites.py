@@ -1,8 +1,8 @@
 """What the tasks for sites that bring their own rows share.
 
-Before the first round every site sends facts: sums and maxima over its training rows, nothing about a single row. Then
-everybody builds the task from the facts of all sites: a site with its own rows, the server with blank ones, which gives
-it the same problem without any data.
+Before the first round every site sends facts: sums, means and maxima over its rows, nothing about a single row, and
+nothing about fewer rows than the site allows. Then everybody builds the task from the facts of all sites: a site with
+its own rows, the server with blank ones, which gives it the same problem without any data.
 """
 
 import hashlib
@@ -15,11 +15,22 @@ from fedbilevel.core.task import Task
 from fedbilevel.errors import FedbilevelError
 
 Facts = Mapping[str, np.ndarray]
+Bounds = Mapping[str, tuple[np.ndarray | float, np.ndarray | float]]
+"""For every fact, the least and the largest possible value of each of its numbers."""
+MOST_ROWS = 10**9
 
 
 class Examples(NamedTuple):
-    """The rows of a site: inputs (NaN where a number is missing), labels as numbers from 0, and for every row whether
-    it is for training (0), validation (1) or test (2), if the site says so.
+    """The rows of a site.
+
+    Args:
+        inputs: of a table, float64 with NaN where a number is missing; of images, uint8 with an axis of colours.
+        labels: as numbers from 0.
+        parts: for every row whether it is for training (0), validation (1) or test (2), if the site says so.
+        classes: number of labels.
+        site: its name, and what else the draw of the parts depends on, after a blank.
+        groups: of the people that the rows are about, as numbers from 0, if the schema has a group.
+        least: the fewest rows that a number which leaves the site may be about.
     """
 
     inputs: np.ndarray
@@ -27,30 +38,64 @@ class Examples(NamedTuple):
     parts: np.ndarray | None
     classes: int
     site: str = ""
+    groups: np.ndarray | None = None
+    least: int = 1
+
+    @property
+    def name(self) -> str:
+        """The name of the site; the server's blank rows have none."""
+        return self.site.partition(" ")[0]
+
+    @property
+    def images(self) -> bool:
+        """Whether these are images, not a table."""
+        return self.inputs.dtype == np.uint8
 
 
 class SiteTask(NamedTuple):
-    """A task for sites: ``facts(examples, ...)`` and ``task(examples, facts, ...)``, both with options of the task as
-    further arguments.
+    """A task for sites.
+
+    Args:
+        facts: ``facts(examples, ...)``, what a site sends about its rows before the first round. A name says how the
+            facts of sites are joined: "sum ...", "max ...", or "mean ..." with the weights of the sites.
+        task: ``task(examples, facts, ...)``. Both take options of the task as further arguments.
+        bounds: ``bounds(facts, rows, columns)``, what is possible: for a site that says it has this number of training
+            rows, with these bounds of the columns of the inputs.
     """
 
     facts: Callable[..., Facts]
     task: Callable[..., Task]
+    bounds: Callable[[Facts, int, tuple[np.ndarray, np.ndarray]], Bounds]
 
 
-def together(facts: Sequence[Facts]) -> Facts:
-    """The facts of all sites: sums of what is called "sum ...", maxima of what is called "max ...".
+def together(facts: Sequence[Facts], weights: np.ndarray | None = None) -> Facts:
+    """The facts of all sites; the weights of the sites are equal unless given.
 
     >>> together([{"sum n": np.array(2), "max n": np.array(2)}, {"sum n": np.array(3), "max n": np.array(3)}])
     {'sum n': array(5), 'max n': array(3)}
+    >>> together([{"mean n": np.array(1.0)}, {"mean n": np.array(2.0)}], np.array([3, 1]))
+    {'mean n': array(1.25)}
     """
-    join = lambda name: np.sum if name.startswith("sum ") else np.max
-    return {name: np.asarray(join(name)([each[name] for each in facts], axis=0)) for name in facts[0]}
+    ways = {
+        "sum": lambda of_sites: np.sum(of_sites, 0),
+        "max": lambda of_sites: np.max(of_sites, 0),
+        "mean": lambda of_sites: np.average(of_sites, 0, weights),
+    }
+    return {name: np.asarray(ways[name.split(" ")[0]]([each[name] for each in facts])) for name in facts[0]}
 
 
-def divided(examples: Examples, train: float, validation: float, seed: int) -> list[np.ndarray]:
+class Divided(NamedTuple):
+    """The rows of a site as a task uses them: without what is about too few of them, and divided."""
+
+    examples: Examples
+    train: np.ndarray
+    validation: np.ndarray
+    test: np.ndarray
+
+
+def divided(examples: Examples, train: float, validation: float, seed: int) -> Divided:
     """The numbers of the rows for training, validation and test: as the site says, or drawn, with the same shares of
-    every label.
+    every label, and of every group if there are some. Columns that are known for too few training rows are missing.
     """
     check_shares(train, validation)
     if examples.parts is not None:
@@ -61,8 +106,9 @@ def divided(examples: Examples, train: float, validation: float, seed: int) -> l
         drawn = hashlib.sha256(f"{seed} {shares} {examples.site}".encode()).digest()
         rng = np.random.default_rng(int.from_bytes(drawn))
         pieces: list[list[np.ndarray]] = [[], [], []]
-        for label in np.unique(examples.labels):
-            rows = rng.permutation(np.flatnonzero(examples.labels == label))
+        kinds = examples.labels if examples.groups is None else examples.labels + examples.classes * examples.groups
+        for kind in np.unique(kinds):
+            rows = rng.permutation(np.flatnonzero(kinds == kind))
             cuts = np.round(np.cumsum(shares) * len(rows)).astype(int)
             for number, piece in enumerate(np.split(rows, cuts)):
                 pieces[number].append(piece)
@@ -72,10 +118,87 @@ def divided(examples: Examples, train: float, validation: float, seed: int) -> l
             raise FedbilevelError(
                 f"of {len(examples.labels)} rows, none is left for {name}: this task needs more rows."
             )
-    return division
+    return Divided(_withheld(examples, division[0]), *division)
 
 
 def check_shares(train: float, validation: float, task: str = "") -> None:
     """Refuse shares of the rows that leave nothing for the test."""
     if not (train > 0 and validation > 0 and train + validation < 1):
         raise FedbilevelError(f"{task}train and validation must be shares above 0 that leave a rest for the test.")
+
+
+def _withheld(examples: Examples, train: np.ndarray) -> Examples:
+    """The rows without columns that are about too few of the training rows, as if they were missing altogether.
+
+    Too few known values; or, in a column of 0 and 1, whose sum is a count, too few ones or too few zeros.
+    """
+    if examples.images or examples.least <= 1:
+        return examples
+    trained_on = examples.inputs[train]
+    known = ~np.isnan(trained_on)
+    ones = (trained_on == 1).sum(0)
+    zeros = (trained_on == 0).sum(0)
+    counts = known.sum(0)
+    few = (counts > 0) & (counts < examples.least)
+    rare = np.minimum(ones, zeros)
+    few |= (ones + zeros == counts) & (rare > 0) & (rare < examples.least)
+    return examples._replace(inputs=np.where(few, np.nan, examples.inputs))
+
+
+def told(counts: np.ndarray, least: int) -> np.ndarray:
+    """Which of some counts may be told: none below the least, nor so many that the rest can be found by subtraction.
+
+    >>> told(np.array([30, 40, 3]), 10), told(np.array([30, 40, 0]), 10), told(np.array([30, 9, 9]), 10)
+    (array([False,  True, False]), array([ True,  True,  True]), array([ True, False, False]))
+    """
+    order = np.argsort(counts, kind="stable")
+    may = np.ones(len(counts), bool)
+    few = int(np.sum(counts < least))
+    if counts[order[:few]].any():
+        # The rarest are hidden together: as many as it takes for their sum to be one that may be told.
+        enough = int(np.searchsorted(np.cumsum(counts[order]), least)) + 1
+        may[order[: max(few, enough)]] = False
+    return may
+
+
+def column_facts(divided: Divided) -> Facts:
+    """Of every column of the training rows: how many numbers are known, their sum, and the sum of their squares. Of
+    images, the same of all pixels, as numbers from 0 to 1.
+    """
+    trained_on = divided.examples.inputs[divided.train]
+    if divided.examples.images:
+        levels = np.bincount(trained_on.ravel(), minlength=256)
+        light = np.arange(256) / 255
+        count, total, squares = np.asarray(trained_on.size), np.asarray(levels @ light), np.asarray(levels @ light**2)
+    else:
+        known = ~np.isnan(trained_on)
+        filled = np.where(known, trained_on, 0)
+        count, total, squares = known.sum(0), filled.sum(0), (filled**2).sum(0)
+    return {"sum count": count, "sum values": total, "sum squares": squares}
+
+
+def column_bounds(facts: Facts, rows: int, columns: tuple[np.ndarray, np.ndarray]) -> Bounds:
+    """What is possible for :func:`column_facts`."""
+    least, most = columns
+    count, total = facts["sum count"], facts["sum values"]
+    numbers = rows if np.ndim(least) else MOST_ROWS * 10**8  # of images, all pixels
+    return {
+        "sum count": (0, numbers),
+        "sum values": (count * least, count * most),
+        # By Cauchy and Schwarz, and because (value - least) (most - value) is never negative.
+        "sum squares": (total**2 / np.maximum(count, 1), (least + most) * total - count * least * most),
+    }
+
+
+def moments(facts: Facts) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and deviation of every column over the training rows of all sites, or of all pixels."""
+    count = np.maximum(facts["sum count"], 1)
+    mean, square = facts["sum values"] / count, facts["sum squares"] / count
+    variance = square - mean**2
+    return mean, np.sqrt(np.where(variance > 1e-13 * square, variance, 0))  # less than that is rounding
+
+
+def standardised(table: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
+    """Columns of mean 0 and deviation 1; 0 where a number is missing, and in columns that are constant."""
+    standard = (table - mean) / np.where(deviation > 0, deviation, np.inf)
+    return np.where(np.isnan(standard), 0, standard).astype(np.float32)
