@@ -69,6 +69,14 @@ class NoQuorum(FedbilevelError):
     """Too few clients of a federation replied; they may come back."""
 
 
+class RoundLost(FedbilevelError):
+    """A client of a federation lost what it computed in this ``round``: everybody goes back to the one before."""
+
+    def __init__(self, message: str, round: int) -> None:
+        super().__init__(message)
+        self.round = round
+
+
 class UnknownName(FedbilevelError, KeyError):
     """A name that is not in a table; the message suggests the nearest one."""
 

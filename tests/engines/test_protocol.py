@@ -1,6 +1,9 @@
 """Messages: what goes in comes out, and what is not a message is refused with a sentence before anybody looks at it."""
 
 import dataclasses
+import json
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +14,19 @@ from hypothesis import strategies as st
 
 import fedbilevel as fb
 from fedbilevel.engines.messaging import protocol
-from fedbilevel.engines.messaging.protocol import ANSWERS, QUESTIONS, Commit, Done, Failed, Post, Run, pack, unpack
+from fedbilevel.engines.messaging.post import Post
+from fedbilevel.engines.messaging.protocol import ANSWERS, QUESTIONS, Commit, Done, Failed, Run, pack, unpack
 from fedbilevel.storage.arrays import encode
 
 TERMS = {"0": {"state.0": 1.0, "3.1.0": -0.5}}
-COMMIT = Commit("a.3", 2, 3, 1, TERMS, {}, ["4", "7"])
+COMMIT = Commit("a", 7, 3, 1, TERMS, {}, ["4", "7"])
 EXAMPLES: list[protocol.Message] = [
     protocol.Hello("r", "text", {"jax": "1"}, 3),
     protocol.Prepare(1, 0.25, 3),
-    protocol.Join("r", given_x=False, given_y=True, committed=4),
+    protocol.Join("r", "a", given_x=False, given_y=True, committed=4, base=3),
     COMMIT,
-    Run("round.1.0", "descend", "3.1", "round", "a.3", 2, 1, {}, TERMS, {"0.tree": "5"}, late=COMMIT),
-    protocol.Evaluate(3),
+    Run("round.1.0", "descend", "3.1", "round", "a", 7, 2, 1, {}, TERMS, {"0.tree": "5"}, commit=COMMIT),
+    protocol.Evaluate(3, COMMIT),
     protocol.Reveal(3, TERMS),
     protocol.Finish(9),
     protocol.Echo(),
@@ -115,10 +119,39 @@ def test_what_is_no_answer_is_a_failure_of_that_client_alone() -> None:
     post = Post(Broken())
     answers = post.ask(dict.fromkeys(range(5), (protocol.Evaluate(1), {})))
     assert [type(answer) for answer, _ in answers.values()] == [Failed, Failed, Failed, Done, Failed]
-    assert answers[1][0] == Failed("it is offline.")
+    assert answers[1][0] == Failed("it is offline.", "unread")
     assert "request instead of an answer" in answers[2][0].error  # pyright: ignore
     assert post.absent == {1, 4}
     assert post.bytes_down > 0
+
+
+@pytest.mark.parametrize("deep", [b"[" * 100_000, b'{"a":' * 100_000])
+def test_deeply_nested_headers_are_a_sentence(deep: bytes) -> None:
+    metadata = json.dumps({"__metadata__": {"header": deep.decode(), "checksum": f"{zlib.crc32(deep):08x}"}}).encode()
+    data = struct.pack("<Q", len(metadata)) + metadata
+    with pytest.raises(fb.FedbilevelError, match="this is not a message of fedbilevel"):
+        unpack(data)
+
+
+@pytest.mark.parametrize("rows", [10**18, 10**400, -(10**400)])
+def test_numbers_beyond_all_bounds_are_refused(rows: int) -> None:
+    with pytest.raises(fb.FedbilevelError, match=r"too large a number|wrong type"):
+        unpack(encode({"action": "facts", "rows": rows}, {}))
+    with pytest.raises(fb.FedbilevelError, match=r"too large a number|wrong type"):
+        unpack(encode({"action": "prepare", "id": 1, "weight": rows, "clients": 3}, {}))
+
+
+def test_who_gives_no_answer_is_asked_once_more() -> None:
+    asked: list[list[int]] = []
+
+    class Shaky:
+        def ask(self, messages: Any, kind: str) -> Any:
+            asked.append(list(messages))
+            return {m: pack(Done(), {}) if m == 0 or (m == 1 and len(asked) > 1) else "it is busy." for m in messages}
+
+    answers = Post(Shaky()).ask(dict.fromkeys(range(3), (protocol.Evaluate(1), {})))
+    assert asked == [[0, 1, 2], [1, 2]]
+    assert [type(answer) for answer, _ in answers.values()] == [Done, Done, Failed]
 
 
 def test_the_table_of_messages_in_the_documentation() -> None:

@@ -69,7 +69,9 @@ class Running:
         wait(lambda: self.connected() == sorted(SITES), 120, lambda: (self.folder / "server.log").read_text())
 
     def join(self, name: str, kit: Path) -> None:
+        (self.folder / "rules.toml").write_text('tasks = ["quadratic"]\n')
         arguments = ["join", str(kit), "--data", "builtin", "--folder", str(self.folder / name)]
+        arguments += ["--rules", str(self.folder / "rules.toml")]
         self.children[name] = child(arguments, self.folder / f"{name}.log")
 
     def connected(self) -> list[str]:
@@ -275,6 +277,28 @@ def test_whoever_is_killed_comes_back(running: Running, name: str, whom: str) ->
     survives(running, running.want(study, f"{name}-{whom}-killed"), [whom])
 
 
+@pytest.mark.slow
+def test_a_run_starts_without_a_site_which_joins_later_and_another_gets_its_result_later(running: Running) -> None:
+    """East is not there at the start; south leaves before the end, and gets the result when it is back."""
+    process.end(running.children["east"], seconds=15.0)
+    wait(lambda: "east" not in running.connected(), 60, lambda: str(running.connected()))
+    study = LONG | {"federation": {"quorum": 2, "patience": 3.0}, "run": {"rounds": 400, "every": 100}}
+    run = running.want(study, "comes-later")
+    running.at_round(run, 5)
+    assert exchanges(run)[-1]["answered"] == ["north", "south"]
+    running.join("east", project.kit(running.home, "east"))
+    wait(lambda: exchanges(run)[-1]["answered"] == list(SITES), 120, lambda: str(exchanges(run)[-1]))
+    process.end(running.children["south"], seconds=15.0)
+    running.finished(run, 300)
+    assert status(run)["undelivered"] == ["south"]
+    assert (running.folder / "east" / "runs" / "comes-later" / "solution.safetensors").exists()
+    running.join("south", project.kit(running.home, "south"))
+    mine = running.folder / "south" / "runs" / "comes-later" / "solution.safetensors"
+    wait(mine.exists, 120, lambda: json.dumps(status(run)))
+    wait(lambda: status(run)["undelivered"] == [], 30, lambda: json.dumps(status(run)))
+    wait(lambda: running.connected() == sorted(SITES), 60, lambda: str(running.connected()))
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what FLARE calls
 @pytest.mark.parametrize("brought", ["code", "another class"])
 def test_a_job_that_brings_code_is_refused(running: Running, tmp_path: Path, brought: str) -> None:
@@ -322,7 +346,10 @@ def test_who_has_no_valid_kit_cannot_join(running: Running, tmp_path: Path) -> N
     shutil.copy(running.home / "server" / "startup" / "rootCA.pem", place / "startup" / "rootCA.pem")  # and trusts it
     assert "does not accept the certificate" in obstacle(place)
     impostor = child(
-        ["join", str(project.kit(other.home, "north")), "--data", "builtin", "--folder", str(tmp_path / "stranger")],
+        [
+            *("join", str(project.kit(other.home, "north")), "--data", "builtin", "--approve"),
+            *("--folder", str(tmp_path / "stranger")),
+        ],
         tmp_path / "stranger.log",
     )
     extra = project.add(running.home, "west")

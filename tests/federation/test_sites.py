@@ -4,7 +4,9 @@ import csv
 import io
 import json
 import os
+import shutil
 import stat
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,10 +22,20 @@ from fedbilevel.engines.participation import Everyone
 from fedbilevel.engines.plan import trace
 from fedbilevel.engines.program import Program
 from fedbilevel.federation import coordinator, join, project, schema
-from fedbilevel.federation.engine import Federation
+from fedbilevel.federation.consent import MOST_REFUSALS, Consent, Limits, Rules, check_run_name, digest
+from fedbilevel.federation.engine import Federation, metrics_of
 from fedbilevel.federation.preview import preview
-from fedbilevel.federation.study import Study, difference, facts_of_copy, plan_digest, server_task, site_task
-from fedbilevel.federation.worker import LEDGER, Limits, Settings, Worker
+from fedbilevel.federation.rows import load
+from fedbilevel.federation.study import (
+    Study,
+    difference,
+    facts_of_copy,
+    plan_digest,
+    server_task,
+    site_task,
+    site_weights,
+)
+from fedbilevel.federation.worker import LEDGER, Settings, Worker
 from fedbilevel.storage.arrays import decode, encode
 from fedbilevel.storage.run_folder import RunFolder
 from fedbilevel.tasks.sites import divided, together
@@ -71,13 +83,13 @@ def test_a_table_is_read_from_every_format(tmp_path: Path) -> None:
     import pyarrow
 
     table = rows()
-    from_csv = schema.load(str(write(tmp_path / "a.csv", table)), READ, {}, "north")
+    from_csv = load(str(write(tmp_path / "a.csv", table)), READ, {}, "north")
     columns = {name: [row[name] for row in table] for name in table[0]}
     numbers = {**columns, "age": [None if v == "" else v for v in columns["age"]]}
     parquet.write_table(pyarrow.table(numbers), tmp_path / "a.parquet")
     np.savez(tmp_path / "a.npz", **{k: np.array(v, str) for k, v in columns.items()})  # pyright: ignore
     for name in ("a.parquet", "a.npz"):
-        found = schema.load(str(tmp_path / name), READ, {}, "north")
+        found = load(str(tmp_path / name), READ, {}, "north")
         np.testing.assert_array_equal(found.inputs, from_csv.inputs)
         np.testing.assert_array_equal(found.labels, from_csv.labels)
     assert from_csv.inputs.shape == (40, len(READ.names))
@@ -91,19 +103,19 @@ def test_a_function_gives_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         f"def load():\n    return {{k: [r[k] for r in {rows()!r}] for k in {list(rows()[0])!r}}}\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    assert len(schema.load("hospital:load", READ, {}, "north").labels) == 40
+    assert len(load("hospital:load", READ, {}, "north").labels) == 40
     with pytest.raises(fb.FedbilevelError, match="there is no function hospital:other"):
-        schema.load("hospital:other", READ, {}, "north")
+        load("hospital:other", READ, {}, "north")
 
 
 def test_columns_may_have_other_names(tmp_path: Path) -> None:
     table = [{"Alter" if k == "age" else k: v for k, v in row.items()} for row in rows()]
     path = str(write(tmp_path / "a.csv", table))
-    assert len(schema.load(path, READ, {"age": "Alter"}, "north").labels) == 40
+    assert len(load(path, READ, {"age": "Alter"}, "north").labels) == 40
     with pytest.raises(
         fb.FedbilevelError, match=r"has no column 'age': it has Alter, pain, smokes, ill.*--column age="
     ):
-        schema.load(path, READ, {}, "north")
+        load(path, READ, {}, "north")
 
 
 @pytest.mark.parametrize(
@@ -112,15 +124,15 @@ def test_columns_may_have_other_names(tmp_path: Path) -> None:
         ("age", "old", r"a\.csv, row 4, column 'age': 'old' is not a number"),
         ("age", 130, r"a\.csv, row 4, column 'age': 130 is not between 0 and 120"),
         ("pain", 7, r"row 4, column 'pain': expected one of 1, 2, 3, but found '7'"),
-        ("ill", "", r"row 4, column 'ill': expected one of no, yes, but found nothing"),
-        ("ill", "perhaps", r"row 4, column 'ill': expected one of no, yes, but found 'perhaps'"),
+        ("ill", "", r"row 4, column 'ill': expected one of 'no', 'yes', but found nothing"),
+        ("ill", "perhaps", r"row 4, column 'ill': expected one of 'no', 'yes', but found 'perhaps'"),
     ],
 )
 def test_wrong_rows_are_named_in_the_sites_own_terms(tmp_path: Path, column: str, value: Any, said: str) -> None:
     table = rows()
     table[2][column] = value
     with pytest.raises(fb.FedbilevelError, match=said):
-        schema.load(str(write(tmp_path / "a.csv", table)), READ, {}, "north")
+        load(str(write(tmp_path / "a.csv", table)), READ, {}, "north")
 
 
 def test_files_that_are_no_tables_are_refused(tmp_path: Path) -> None:
@@ -136,7 +148,7 @@ def test_files_that_are_no_tables_are_refused(tmp_path: Path) -> None:
         "missing.csv": "there is no file",
     }.items():
         with pytest.raises(fb.FedbilevelError, match=said):
-            schema.load(str(tmp_path / name), READ, {}, "north")
+            load(str(tmp_path / name), READ, {}, "north")
 
 
 def test_images_are_read_from_folders_and_lists(tmp_path: Path) -> None:
@@ -149,16 +161,16 @@ def test_images_are_read_from_folders_and_lists(tmp_path: Path) -> None:
         folder = tmp_path / "pets" / ("cat", "dog")[number % 2]
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(picture).save(folder / f"{number}.png")
-    found = schema.load(str(tmp_path / "pets"), wanted, {}, "north")
+    found = load(str(tmp_path / "pets"), wanted, {}, "north")
     assert found.inputs.shape == (6, 4, 5, 1)
     np.testing.assert_array_equal(found.inputs[..., 0], pictures[[0, 2, 4, 1, 3, 5]])
     np.testing.assert_array_equal(found.labels, [0, 0, 0, 1, 1, 1])
     listed = [{"file": f"{('cat', 'dog')[n % 2]}/{n}.png", "label": ("cat", "dog")[n % 2]} for n in range(6)]
     write(tmp_path / "pets" / "labels.csv", listed)
-    np.testing.assert_array_equal(schema.load(str(tmp_path / "pets"), wanted, {}, "north").inputs[..., 0], pictures)
+    np.testing.assert_array_equal(load(str(tmp_path / "pets"), wanted, {}, "north").inputs[..., 0], pictures)
     Image.fromarray(pictures[0].T.copy()).save(tmp_path / "pets" / "cat" / "0.png")
     with pytest.raises(fb.FedbilevelError, match=r"0\.png has \(5, 4\) pixels, but \(4, 5\) were expected"):
-        schema.load(str(tmp_path / "pets"), wanted, {}, "north")
+        load(str(tmp_path / "pets"), wanted, {}, "north")
 
 
 @pytest.mark.parametrize(
@@ -180,15 +192,15 @@ def test_a_wrong_schema_is_refused(table: dict[str, Any], said: str) -> None:
 
 
 def test_parts_are_drawn_by_the_site_and_stay(tmp_path: Path) -> None:
-    examples = schema.load(str(write(tmp_path / "a.csv", rows(200))), READ, {}, "north")
-    first, again = divided(examples, 0.5, 0.25, 0), divided(examples, 0.5, 0.25, 0)
+    examples = load(str(write(tmp_path / "a.csv", rows(200))), READ, {}, "north")
+    first, again = divided(examples, 0.5, 0.25, 0)[1:], divided(examples, 0.5, 0.25, 0)[1:]
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert sorted(np.concatenate(first)) == list(range(200))
     assert [len(part) for part in first] == pytest.approx([100, 50, 50], abs=2)
     other = divided(examples._replace(site="south"), 0.5, 0.25, 0)
-    assert not np.array_equal(first[0], other[0])
+    assert not np.array_equal(first[0], other.train)
     more = divided(examples, 0.52, 0.25, 0)  # two sums must not differ by four rows
-    assert len(set(more[0]) - set(first[0])) > 20
+    assert len(set(more.train) - set(first[0])) > 20
 
 
 class Sites:
@@ -200,7 +212,7 @@ class Sites:
             place = folder / name
             place.mkdir()
             data = write(place / "rows.csv", rows(60 + 20 * number, number))
-            Settings(name, str(data), limits=limits or Limits()).save(place)
+            Settings(name, str(data), consent=Consent((digest(wanted.text),), None, limits or Limits())).save(place)
             self.workers.append(Worker(place))
         self.hello = {"action": "hello", "run": "r", "study": wanted.text, "copy": facts_of_copy(), "clients": 3}
 
@@ -212,15 +224,25 @@ class Sites:
         assert not any("error" in header for header, _ in answers), answers
         facts = together([reply for _, reply in answers])
         built = wanted.build(facts=facts)
-        counts = np.array([header["rows"] for header, _ in answers])
-        task = server_task(built, 3, counts, wanted.rules, own=True)
+        weights = site_weights(np.array([header["rows"] for header, _ in answers]), wanted.rules)
+        task = server_task(built, 3, own=True)
         program = Program(task.problem, built.algorithm, task.layout, Everyone())
         plan = trace(program, task.data)
         for m, worker in enumerate(self.workers):
-            prepare = {"action": "prepare", "id": m, "weight": float(task.normalised_weights[m]), "clients": 3}
+            prepare = {"action": "prepare", "id": m, "weight": float(weights[m]), "clients": 3}
             header, _ = decode(worker.handle(encode(prepare, facts)))
             assert header["plan"] == plan_digest(plan, built)
-        return Federation(program, plan, task.normalised_weights, self, task.data, names=self.names, run="r"), facts
+        engine = Federation(program, plan, weights, self, task.data, names=self.names, run="r")
+        engine.metric_names = metrics_of(task)
+        return engine, facts
+
+
+REFUSED = "it does not take part in this study."
+
+
+def why(site: Path) -> str:
+    """The last entry of a site's ledger: what its own people learn."""
+    return json.loads((site / LEDGER).read_text().splitlines()[-1])["error"]
 
 
 @pytest.mark.parametrize("algorithm", ["fedbio", pytest.param("fedbioacc", marks=pytest.mark.slow)])
@@ -251,9 +273,9 @@ def test_sites_with_their_own_rows_give_the_simulators_numbers(tmp_path: Path, a
 
 def test_sums_standardise_as_all_rows_would(tmp_path: Path) -> None:
     wanted = study(tmp_path)
-    examples = [schema.load(str(write(tmp_path / f"{n}.csv", rows(50, n))), READ, {}, f"s{n}") for n in range(3)]
+    examples = [load(str(write(tmp_path / f"{n}.csv", rows(50, n))), READ, {}, f"s{n}") for n in range(3)]
     facts = together([wanted.summarize(each) for each in examples])
-    known = np.concatenate([each.inputs[divided(each, 0.5, 0.25, 0)[0]] for each in examples])
+    known = np.concatenate([each.inputs[divided(each, 0.5, 0.25, 0).train] for each in examples])
     features = np.concatenate([wanted.build(each, facts).task.clients[0]["train"]["features"] for each in examples])
     expected = (known - np.nanmean(known, 0)) / np.nanstd(known, 0)
     np.testing.assert_allclose(features, np.nan_to_num(expected), atol=1e-5)
@@ -297,7 +319,6 @@ def named(engine: Messaging, state: Any) -> dict[str, Any]:
     ("limits", "said"),
     [
         (Limits(tasks=("fairness",)), "does not take part in the task 'regularization'"),
-        (Limits(experiment="another"), "only in the experiment of its kit"),
         (Limits(min_clients=5), "needs at least 5 parties, but there are 3"),
         (Limits(min_rows=1000), "only sends numbers computed from at least 1000 rows"),
         (Limits(largest_upload=1e-5), "it sends at most"),
@@ -306,7 +327,8 @@ def named(engine: Messaging, state: Any) -> dict[str, Any]:
 def test_the_limits_of_a_site_hold(tmp_path: Path, limits: Limits, said: str) -> None:
     sites = Sites(tmp_path, study(tmp_path), limits)
     header, arrays = decode(sites.workers[0].handle(encode(sites.hello, {})))
-    assert said in header["error"]
+    assert said in why(tmp_path / "north")
+    assert header["error"] == REFUSED or limits.largest_upload < 1
     assert not arrays
 
 
@@ -314,26 +336,139 @@ def test_a_site_runs_the_algorithms_it_agreed_to(tmp_path: Path) -> None:
     """And no sums leave before that is known."""
     sites = Sites(tmp_path, study(tmp_path), Limits(algorithms=("fedavg",)))
     header, facts = decode(sites.workers[0].handle(encode(sites.hello, {})))
-    assert "does not run the algorithm 'fedbio'" in header["error"]
+    assert "does not run the algorithm 'fedbio'" in why(tmp_path / "north")
+    assert header["error"] == REFUSED
     assert not facts
 
 
-def test_what_was_refused_cannot_be_prepared(tmp_path: Path) -> None:
+def test_messages_have_an_order(tmp_path: Path) -> None:
+    """Hello, prepare, join, run: nothing else is answered, and a worker serves one run only."""
     wanted = study(tmp_path)
-    sites = Sites(tmp_path, wanted, Limits(tasks=("regularization",)))
+    sites = Sites(tmp_path, wanted)
     worker = sites.workers[0]
-    _, facts = decode(worker.handle(encode(sites.hello, {})))
-    prepare = {"action": "prepare", "id": 0, "weight": 0.3, "clients": 3}
-    header, _ = decode(worker.handle(encode({**prepare, "clients": 1}, facts)))
-    assert "not the experiment it agreed to" in header["error"]
-    (tmp_path / "other").mkdir()
-    other = study(tmp_path / "other", task={"name": "data-cleaning"}).text
-    header, _ = decode(worker.handle(encode({**sites.hello, "study": other}, {})))
-    assert "does not take part in the task" in header["error"]
-    for message in (prepare, {"action": "finish", "round": 0}, {"action": "evaluate", "round": 0}):
-        header, arrays = decode(worker.handle(encode(message, facts)))
-        assert "error" in header, message
+    later = [
+        {"action": "prepare", "id": 0, "weight": 0.3, "clients": 3},
+        {"action": "finish", "round": 0},
+        {"action": "evaluate", "round": 0},
+        {"action": "echo"},
+    ]
+    for message in later:
+        header, arrays = decode(worker.handle(encode(message, {})))
+        assert "cannot answer" in header["error"]
         assert not arrays
+    first, facts = decode(worker.handle(encode(sites.hello, {})))
+    again, same = decode(worker.handle(encode(sites.hello, {})))  # its answer may have been lost
+    assert first == again
+    assert same.keys() == facts.keys()
+    header, arrays = decode(worker.handle(encode({**sites.hello, "run": "another"}, {})))
+    assert header["error"] == "it takes part in another run."
+    assert not arrays
+    header, _ = decode(worker.handle(encode({**later[0], "clients": 1}, facts)))
+    assert "not the experiment it agreed to" in header["error"]
+    for message in later[1:]:
+        header, arrays = decode(worker.handle(encode(message, {})))
+        assert "error" in header
+        assert not arrays
+    prepared, _ = decode(worker.handle(encode(later[0], facts)))
+    assert prepared["action"] == "prepared"
+    assert decode(worker.handle(encode(later[0], facts)))[0] == prepared
+    for message in ({**later[0], "id": 1}, {**sites.hello, "run": "another"}, later[3]):
+        assert "error" in decode(worker.handle(encode(message, facts)))[0]
+
+
+def test_what_was_not_approved_is_refused_and_not_stored(tmp_path: Path) -> None:
+    """Another bound of a column is another study: nobody finds out about rows by asking for many."""
+    sites = Sites(tmp_path, study(tmp_path))
+    worker = sites.workers[0]
+    before = sum(path.stat().st_size for path in (tmp_path / "north").rglob("*") if path.name != LEDGER)
+    for most in range(90, 120):
+        bounded = {**SCHEMA, "features": {**SCHEMA["features"], "age": {"least": 0, "most": most}}}
+        text = tomli_w.dumps({"task": {"name": "regularization"}, "schema": bounded}) + "# " + "x" * 60_000
+        header, arrays = decode(worker.handle(encode({**sites.hello, "study": text}, {})))
+        assert header == {"action": "failed", "error": REFUSED, "reason": "failed"}
+        assert not arrays
+        assert "was not approved: ask the coordinator" in why(tmp_path / "north")
+    after = sum(path.stat().st_size for path in (tmp_path / "north").rglob("*") if path.name != LEDGER)
+    assert after - before < 2000  # the times of the refusals
+    assert not (tmp_path / "north" / "runs").exists()
+    assert MOST_REFUSALS == 30
+    header, _ = decode(worker.handle(encode(sites.hello, {})))  # even what was approved
+    assert header["error"] == REFUSED
+    assert "too many studies today" in why(tmp_path / "north")
+    assert "too many" in why(tmp_path / "north")
+    restarted = Worker(tmp_path / "north")
+    assert decode(restarted.handle(encode(sites.hello, {})))[0]["error"] == REFUSED
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        ({"tasks": ["regularization"]}, ""),
+        ({"tasks": ["regularization"], "algorithms": ["fedbio"], "most_rounds": 3}, ""),
+        ({"tasks": ["regularization"], "columns": ["age", "pain", "smokes", "ill"]}, ""),
+        ({"tasks": ["fairness"]}, "do not allow the task 'regularization'"),
+        ({"tasks": ["regularization"], "algorithms": ["fednest"]}, "do not allow the algorithm 'fedbio'"),
+        ({"tasks": ["regularization"], "most_rounds": 2}, "at most 2 rounds"),
+        ({"tasks": ["regularization"], "columns": ["age", "pain", "ill"]}, "do not allow the column 'smokes'"),
+    ],
+)
+def test_rules_allow_studies_without_asking(tmp_path: Path, rules: dict[str, Any], said: str) -> None:
+    sites = Sites(tmp_path, study(tmp_path))
+    place = tmp_path / "rules.toml"
+    place.write_text(tomli_w.dumps(rules))
+    Settings("north", str(tmp_path / "north" / "rows.csv"), consent=Consent((), Rules.read(place))).save(
+        tmp_path / "north"
+    )
+    header, _ = decode(Worker(tmp_path / "north").handle(encode(sites.hello, {})))
+    assert ("error" in header) == bool(said)
+    assert said in why(tmp_path / "north")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "name the tasks that are allowed"),
+        ("tasks = 3", "tasks must be a list of names"),
+        ("tasks = ['fairness']\nrounds = 3", "there is no rule called 'rounds'"),
+        ("tasks = ['fairness']\nmost_rounds = true", "most_rounds must be a whole number"),
+        ("tasks = [", "is not valid TOML"),
+    ],
+)
+def test_wrong_rules_are_refused(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "rules.toml").write_text(text)
+    with pytest.raises(fb.FedbilevelError, match=said):
+        Rules.read(tmp_path / "rules.toml")
+
+
+def test_weights_by_size_are_bounded(tmp_path: Path) -> None:
+    """A site that claims a billion rows counts as ten median sites at most; one that is not there yet as one."""
+    wanted = study(tmp_path, federation={"weights": "size"})
+    weights = site_weights(np.array([100, 200, 10**9, 0]), wanted.rules)
+    assert weights == pytest.approx(np.array([100, 200, 2000, 200]) / 2500)
+    capped = study(tmp_path, federation={"weights": "size", "most_rows": 150})
+    assert site_weights(np.array([100, 200, 10**9]), capped.rules) == pytest.approx(np.array([100, 150, 150]) / 400)
+    assert site_weights(np.array([100, 10**9]), study(tmp_path).rules) == pytest.approx([0.5, 0.5])
+
+
+def test_sites_cannot_measure_what_the_task_does_not(tmp_path: Path) -> None:
+    """A metric called "round" would be a column of the history."""
+    wanted = study(tmp_path)
+    sites = Sites(tmp_path, wanted)
+    engine, _ = sites.set_up(wanted)
+    state = engine.advance(engine.start(0), 1)
+    honest = sites.workers[0].handle
+
+    def lying(message: bytes) -> bytes:
+        header, arrays = decode(honest(message))
+        more = {"round": np.array(99.0), "seconds": np.array(-1.0), "auc_east": np.array(0.0), "auc": np.array(np.inf)}
+        return encode(header, {**arrays, **more} if "auc" in arrays else arrays)
+
+    expected = engine.metrics(state)
+    sites.workers[0].handle = lying  # pyright: ignore
+    found = engine.metrics(state)
+    assert found.keys() == expected.keys()
+    assert found["auc_east"] == expected["auc_east"]
+    assert np.isfinite(found["auc"])
 
 
 @pytest.mark.parametrize(
@@ -347,14 +482,16 @@ def test_what_was_refused_cannot_be_prepared(tmp_path: Path) -> None:
 def test_no_part_of_the_rows_is_too_small(tmp_path: Path, change: dict[str, Any]) -> None:
     sites = Sites(tmp_path, study(tmp_path, task={"name": "regularization", **change}))
     header, arrays = decode(sites.workers[0].handle(encode(sites.hello, {})))
-    assert "only sends numbers computed from at least 10 rows" in header["error"]
+    assert "only sends numbers computed from at least 10 rows" in why(tmp_path / "north")
+    assert header["error"] == REFUSED
     assert not arrays
 
 
 def test_batches_of_few_rows_are_refused(tmp_path: Path) -> None:
     sites = Sites(tmp_path, study(tmp_path, task={"name": "data-cleaning", "batch_size": 1}))
     header, _ = decode(sites.workers[0].handle(encode(sites.hello, {})))
-    assert "batches are smaller" in header["error"]
+    assert header["error"] == REFUSED
+    assert "batches are smaller" in why(tmp_path / "north")
 
 
 def test_the_server_does_not_learn_what_is_wrong_with_a_row(tmp_path: Path) -> None:
@@ -364,10 +501,9 @@ def test_the_server_does_not_learn_what_is_wrong_with_a_row(tmp_path: Path) -> N
     data = tmp_path / "north" / "rows.csv"
     write(data, [{"name": "Jane Doe", **row} for row in rows(60)])
     header, _ = decode(sites.workers[0].handle(encode(sites.hello, {})))
-    assert header["error"] == "its data do not fit the experiment; see its own log."
-    line = json.loads((tmp_path / "north" / LEDGER).read_text().splitlines()[-1])
-    assert "row 2, column 'name': expected one of" in line["error"]
-    assert "found 'Jane Doe'" in line["error"]
+    assert header["error"] == REFUSED
+    assert "row 2, column 'name': expected one of" in why(tmp_path / "north")
+    assert "found 'Jane Doe'" in why(tmp_path / "north")
     for text in ("", "[task]\nname = 3\n"):
         header, _ = decode(sites.workers[1].handle(encode({**sites.hello, "study": text}, {})))
         assert str(tmp_path) not in header["error"]
@@ -378,8 +514,11 @@ def test_names_of_runs_are_no_paths(tmp_path: Path, name: str) -> None:
     worker = Sites(tmp_path, study(tmp_path)).workers[0]
     hello = {"action": "hello", "run": name, "study": "", "copy": facts_of_copy(), "clients": 3}
     header, _ = decode(worker.handle(encode(hello, {})))
-    assert "invalid name for the run" in header["error"]
+    assert header["error"] == REFUSED
+    assert "is not a valid name for a run" in why(tmp_path / "north")
     assert not (tmp_path / "north" / "runs").exists()
+    with pytest.raises(fb.FedbilevelError, match="not a valid name for a run"):
+        check_run_name(name)
 
 
 def test_messages_that_are_none_are_answered(tmp_path: Path) -> None:
@@ -473,25 +612,11 @@ def test_keys_are_for_their_owner_only(tmp_path: Path) -> None:
         project.unpack(tmp_path / "no.zip", tmp_path / "d")
 
 
-@pytest.mark.parametrize(
-    ("rows_there", "facts", "said"),
-    [
-        (30, {"sum count": np.zeros(5)}, "names or shapes"),
-        (30, {"sum count": np.zeros(4), "sum values": np.zeros(5), "sum squares": np.zeros(5)}, "names or shapes"),
-        (30, {"sum count": np.ones(5), "sum values": np.full(5, np.nan), "sum squares": np.ones(5)}, "NaN"),
-        ("many", {"sum count": np.ones(5), "sum values": np.ones(5), "sum squares": np.ones(5)}, "number of rows"),
-    ],
-)
-def test_sums_that_cannot_be_are_refused(tmp_path: Path, rows_there: Any, facts: Any, said: str) -> None:
-    with pytest.raises(fb.FedbilevelError, match=said):
-        study(tmp_path).check_facts(rows_there, facts)
-
-
 def test_infinite_numbers_are_refused(tmp_path: Path) -> None:
     table = rows()
     table[3]["age"] = "inf"
-    with pytest.raises(fb.FedbilevelError, match="row 5, column 'age': inf is not between"):
-        schema.load(str(write(tmp_path / "a.csv", table)), READ, {}, "north")
+    with pytest.raises(fb.FedbilevelError, match="row 5, column 'age': 'inf' is not a number"):
+        load(str(write(tmp_path / "a.csv", table)), READ, {}, "north")
 
 
 class Session:
@@ -557,7 +682,6 @@ def test_a_run_that_cannot_be_fails_alone(tmp_path: Path) -> None:
     RunFolder(home / "runs" / "r").enter("wanted", asked=1.0)
     (home / "runs" / "r" / "facts.safetensors").touch()
     serving.session, serving.seen = SimpleNamespace(get_system_info=lambda: SimpleNamespace(client_info=[])), []
-    serving.waiting_since = -1e6
     serving._supervise()
     assert RunFolder(home / "runs" / "r").info()["status"] == "failed"
 
@@ -582,12 +706,104 @@ def test_a_dry_run_says_what_would_leave_and_changes_nothing(tmp_path: Path) -> 
     (tmp_path / "hospitals.toml").write_text(tomli_w.dumps(table))
     kit = project.create(project.read(tmp_path / "hospitals.toml"), tmp_path / "hospitals")[0]
     data = write(tmp_path / "rows.csv", rows(80))
-    folder, settings = join.unpack(kit, tmp_path / "a", str(data), {}, Limits())
+    folder, settings = join.unpack(kit, tmp_path / "a", str(data), {})
     said = io.StringIO()
-    preview(folder, settings, Console(file=said, width=120))
-    for words in ("has 80 rows", "sum values over the training rows", "descend: x[5], y.bias[]", "Never sent: rows"):
+    preview(folder, settings, join.about(folder)["experiment"], Console(file=said, width=120))
+    for words in (
+        "the task regularization with fedbio, 3 rounds",
+        "reads the columns age, pain, smokes, ill",
+        "has 80 rows",
+        "sum values over the training rows",
+        "descend: x[5], y.bias[]",
+        "Never sent: rows",
+    ):
         assert words in said.getvalue()
     assert not (folder / "site.json").exists()
     code, error = here("federation", "join", str(kit), "--data", "none.csv", "--dry-run", cwd=tmp_path)
     assert code == 2
     assert "there is no file none.csv" in error
+    code, error = here("federation", "join", str(kit), "--data", str(data), cwd=tmp_path)  # nobody can be asked
+    assert code == 2
+    assert "approve the kit's with --approve" in error
+    assert not (tmp_path / "a" / "site.json").exists()
+
+
+class Jobs(Session):
+    """FLARE as the coordinator sees it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.submitted: list[dict[str, Any]] = []
+        self.connected: list[str] = []
+        self.word = "RUNNING"
+
+    def get_system_info(self) -> Any:
+        return SimpleNamespace(client_info=[SimpleNamespace(name=name) for name in self.connected])
+
+    def submit_job(self, package: str) -> str:
+        self.submitted.append(json.loads((Path(package) / "meta.json").read_text()))
+        return f"job {len(self.submitted)}"
+
+    def get_job_status(self, job: str) -> str:
+        return self.word
+
+    def get_client_job_status(self) -> list[dict[str, Any]]:
+        return []
+
+
+def test_a_run_starts_with_its_quorum_and_does_not_block_others(tmp_path: Path) -> None:
+    home, serving = made(tmp_path)
+    serving.session = session = Jobs()
+    shutil.rmtree(home / "runs" / "r")
+    study(tmp_path, federation={"quorum": 3, "patience": 0.0})
+    coordinator.want(home, tmp_path / "study.toml", "all-three")
+    study(tmp_path, federation={"quorum": 2, "patience": 0.0})
+    coordinator.want(home, tmp_path / "study.toml", "any-two")
+    session.connected = ["a", "b"]
+    serving._supervise()
+    assert [job["name"] for job in session.submitted] == ["any-two"]
+    assert session.submitted[0]["deploy_map"] == {"app": ["server", "a", "b"]}
+    assert "waiting for c" in RunFolder(home / "runs" / "all-three").info()["waits"]
+    # When the third is there, the run goes on with it.
+    session.connected = ["a", "b", "c"]
+    RunFolder(home / "runs" / "any-two").enter("running", sites=["a", "b", "c"])
+    serving._supervise()
+    assert session.aborted == ["job 1"]
+    session.word = "FINISHED:ABORTED"
+    serving._supervise()
+    session.word = "RUNNING"
+    serving._supervise()
+    assert session.submitted[1]["deploy_map"] == {"app": ["server", "a", "b", "c"]}
+
+
+def test_results_are_given_to_sites_that_come_back(tmp_path: Path) -> None:
+    home, serving = made(tmp_path)
+    serving.session = session = Jobs()
+    run = RunFolder(home / "runs" / "r")
+    (run.path / "study.toml").write_text(study(tmp_path).text)
+    run.enter("running", sites=["a", "b", "c"], undelivered=["c"])
+    run.finish({"rounds": 3})
+    session.connected = ["a", "b"]
+    serving._supervise()
+    assert not session.submitted
+    session.connected = ["a", "c"]
+    for _ in range(5):  # it is not there for good: three times are enough
+        serving._supervise()
+        session.word = "FINISHED:COMPLETED"
+        serving._supervise()
+    assert [job["deploy_map"]["app"] for job in session.submitted] == [["server", "c"]] * 3
+    assert run.info()["status"] == "finished"
+
+
+def test_a_run_that_gets_nowhere_is_tried_less_and_less_often(tmp_path: Path) -> None:
+    home, serving = made(tmp_path)
+    run = RunFolder(home / "runs" / "r")
+    pauses = []
+    for _ in range(9):
+        serving._pause("r", run.info())
+        pauses.append(serving.paused_until["r"] - time.monotonic())
+    assert pauses[0] <= 0
+    assert pauses[-1] > 55
+    run.note(round=5)
+    serving._pause("r", run.info())
+    assert serving.paused_until["r"] <= time.monotonic()

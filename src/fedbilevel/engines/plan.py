@@ -43,6 +43,7 @@ class Exchange:
     cohort: int | None = None  # a sub-cohort of this size
     broadcast: Any = field(default=None, repr=False)  # shapes, for those who must rebuild messages
     upload: Any = field(default=None, repr=False)
+    memory: Any = field(default=None, repr=False)  # what a client remembers after it
 
     def times(self, repeats: int = 1) -> np.ndarray:
         """How often it is made in a round whose loops of random length run ``repeats`` times, by iteration."""
@@ -161,7 +162,7 @@ class _PlannedClients(ProgramClients):
         nothing = lambda: np.zeros((2,) * len(loops), int)
         made = Exchange(
             name, step.__name__, loops, nothing(), up, nothing(), bytes_up, Counter(tally), self.sub_cohort,
-            broadcast=_shapes(broadcast), upload=_shapes(upload),
+            broadcast=_shapes(broadcast), upload=_shapes(upload), memory=_shapes(self.memory[0]),
         )  # fmt: skip
         exchange = self.by_name.setdefault(name, made)
         exchange.down[at], exchange.bytes_down[at] = down, bytes_down

@@ -38,6 +38,11 @@ class Program:
         return _holds(self.problem, self.algorithm)
 
     @property
+    def lasting(self) -> bool:
+        """Whether clients keep something from one round to the next."""
+        return self.algorithm.remembers == "run" or self.problem.private_x
+
+    @property
     def first_participation(self) -> Participation:
         """Who takes part in ``init``: a private x needs all clients, to set up the blocks."""
         return Everyone() if self.problem.private_x else self.participation

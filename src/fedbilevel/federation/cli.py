@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,11 +42,13 @@ def create(
     out: Annotated[Path | None, typer.Option(help="Folder to create. Default: the name of the federation.")] = None,
 ) -> None:
     """Create the certificates and a start-up kit for every party."""
-    from fedbilevel.federation.study import from_text
+    from fedbilevel.federation.study import Study
 
     wanted = project.read(file)
     folder = out or Path(wanted.name)
-    _check_study(wanted.experiment, len(wanted.sites), from_text)
+    given = Study.of(wanted.experiment, "the experiment")
+    given.quorum(len(wanted.sites))
+    given.build()
     kits = project.create(wanted, folder)
     console.print(f"[bold]{wanted.name}[/bold]: everything is in {folder}, readable by you only.", highlight=False)
     table = Table("kit", "send it to", "they then run")
@@ -61,15 +64,6 @@ def create(
         highlight=False,
         soft_wrap=True,
     )
-
-
-def _check_study(text: str, sites: int, read: Any) -> None:
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as place:
-        given = read(text, Path(place))
-        given.quorum(sites)
-        given.build()
 
 
 @app.command()
@@ -234,10 +228,12 @@ def stop(
 ) -> None:
     """Stop the server, or one run. Nothing is lost: 'start' or 'run --resume' continues."""
     from fedbilevel.federation import coordinator
+    from fedbilevel.federation.consent import check_run_name
     from fedbilevel.storage.run_folder import RunFolder
 
     folder = project.find(federation)
     if only_run is not None:
+        check_run_name(only_run)
         run = RunFolder(folder / "runs" / only_run)
         if not run.info():
             raise FedbilevelError(f"there is no run {only_run} in {folder}.")
@@ -289,17 +285,25 @@ def join(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the data and show what would be sent, but send nothing.")
     ] = False,
+    approve: Annotated[
+        bool, typer.Option("--approve", help="Take part in the kit's study without being asked.")
+    ] = False,
+    study: Annotated[
+        list[Path] | None, typer.Option(help="Also take part in the study of this file. May be repeated.")
+    ] = None,
+    rules: Annotated[
+        Path | None, typer.Option(help="Also take part in every study that keeps the rules of this file.")
+    ] = None,
     largest_upload: Annotated[float, typer.Option(help="Largest message to send, in megabytes.")] = 100.0,
     algorithm: Annotated[list[str] | None, typer.Option(help="Run only this algorithm. May be repeated.")] = None,
     task: Annotated[list[str] | None, typer.Option(help="Take part only in this task. May be repeated.")] = None,
     min_clients: Annotated[int, typer.Option(help="Fewest parties that the federation must have.")] = 2,
     min_rows: Annotated[int, typer.Option(help="Fewest rows that any number sent may be computed from.")] = 10,
-    strict: Annotated[bool, typer.Option("--strict", help="Take part only in the kit's experiment.")] = False,
 ) -> None:
-    """Take part with this site's data, which stay here. Ctrl-C leaves."""
+    """Take part with this site's data, which stay here, in studies that you approve. Ctrl-C leaves."""
     from fedbilevel.federation import join as joining
+    from fedbilevel.federation.consent import Consent, Limits, Rules, digest
     from fedbilevel.federation.preview import preview
-    from fedbilevel.federation.worker import Limits
 
     if not kit.is_file():
         raise FedbilevelError(f"there is no start-up kit {kit}.")
@@ -310,17 +314,33 @@ def join(
             raise FedbilevelError(f"--column needs NAME=YOURS, for instance --column age=Alter, not '{pair}'.")
         columns[name] = own
     limits = Limits(largest_upload, tuple(algorithm or ()), tuple(task or ()), min_clients, min_rows)
-    place, settings = joining.unpack(kit, folder, data, columns, limits, strict)
-    preview(place, settings, console)
+    allowed = None if rules is None else Rules.read(rules)
+    place, settings = joining.unpack(kit, folder, data, columns)
+    settings = replace(settings, consent=Consent((), allowed, limits))
+    about = joining.about(place)
+    texts = {"the kit's study": (about["experiment"], approve)}
+    texts |= {str(path): (joining.text_of(path), True) for path in study or []}
+    approved = []
+    for what, (text, agreed) in texts.items():
+        preview(place, settings, text, console)
+        if agreed or (not dry_run and allowed is None and not study and _asked(what)):
+            approved.append(digest(text))
     if dry_run:
         console.print("Dry run: nothing was sent.")
         return
-    about = joining.about(place)
+    if not approved and allowed is None:
+        raise FedbilevelError("this site takes part in no study: approve the kit's with --approve, or give --rules.")
+    settings = replace(settings, consent=replace(settings.consent, approved=tuple(approved)))
     _say(f"connecting to {about['host']}:{about['port']} as {about['party']} ...")
     try:
         joining.Joined(place, settings, _say).serve()
     except KeyboardInterrupt:
         _say("left the federation. Run the same command to join again and continue.")
+
+
+def _asked(what: str) -> bool:
+    """Whether the user wants to take part; nobody is asked where nobody can answer."""
+    return sys.stdin.isatty() and typer.confirm(f"Take part in {what}?", default=False)
 
 
 @app.command()

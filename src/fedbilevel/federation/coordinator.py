@@ -20,9 +20,9 @@ from typing import Any
 
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation import process, project
+from fedbilevel.federation.consent import check_run_name
 from fedbilevel.federation.server import FEDERATION_FOLDER, STUDY
 from fedbilevel.federation.study import Study
-from fedbilevel.federation.worker import RUN_NAME
 from fedbilevel.storage.files import alone, write_atomically
 from fedbilevel.storage.run_folder import INFO, UNDER_WAY, RunFolder
 
@@ -72,7 +72,9 @@ class Coordinator:
         self.job: tuple[str, str, frozenset[str]] | None = None  # its id, its run, who is in it
         self.revoked: set[str] = set()
         self.seen: list[str] = []
-        self.waiting_since = self.next_look = 0.0
+        self.waiting_since: dict[str, float] = {}  # of runs
+        self.paused_until: dict[str, float] = {}
+        self.next_look = 0.0
         self.reported: set[str] = set()  # problems that the user has been told about
 
     def serve(self) -> None:
@@ -143,14 +145,17 @@ class Coordinator:
         self.seen = connected
         if self.job is not None:
             self._watch(*self.job)
-        else:
-            wanted = next(iter(wanted_runs(self.folder)), None)
-            if wanted is not None:
-                try:
-                    self._submit(wanted)
-                except FedbilevelError as error:  # of this run; others go on
-                    RunFolder(self.folder / "runs" / wanted).fail(error)
-                    self.say(f"{wanted} failed: {error}")
+            return
+        for run in wanted_runs(self.folder):
+            try:
+                if self._submit(run):
+                    return
+            except FedbilevelError as error:  # of this run; others go on
+                RunFolder(self.folder / "runs" / run).fail(error)
+                self.say(f"{run} failed: {error}")
+        for run, missing in undelivered(self.folder):
+            if self._deliver(run, missing):
+                return
 
     def _connect(self) -> Any:
         from nvflare.fuel.flare_api.flare_api import new_secure_session
@@ -170,14 +175,16 @@ class Coordinator:
             return
         if word.startswith("FINISHED") or word in ("FAILED_TO_RUN", "None"):
             self.job = None
-            self.waiting_since = time.monotonic()
+            self.waiting_since[run] = time.monotonic()
             if known == "finished":
-                self.say(f"{run} has finished.")
+                missing = ", ".join(folder.info().get("undelivered", []))
+                self.say(f"{run} has finished." + (f" Without its result so far: {missing}." if missing else ""))
             elif known == "failed":
                 self.say(f"{run} failed: {folder.info().get('failure')}")
             elif known == "stopped":
                 self.say(f"{run} was stopped.")
             elif folder.enter("waiting"):
+                self._pause(run, folder.info())
                 self.say(f"the job of {run} ended ({word}); the run continues with a new one.")
             return
         if known != "running" or time.monotonic() < self.next_look:
@@ -193,8 +200,14 @@ class Coordinator:
             self.say(f"{who} {word}: {run} continues from its last round with a new job.")
             self.session.abort_job(job)
 
-    def _submit(self, run: str) -> None:
-        """Start a job with all sites, or, after a while, with those that are connected."""
+    def _pause(self, run: str, info: dict[str, Any]) -> None:
+        """Wait before the next job of a run, longer each time if the one before did not get anywhere."""
+        stuck = info.get("stuck", 0) + 1 if info.get("round", 0) == info.get("round_before", -1) else 0
+        RunFolder(self.folder / "runs" / run).note(stuck=stuck, round_before=info.get("round", 0))
+        self.paused_until[run] = time.monotonic() + (min(60.0, 2.0**stuck) if stuck else 0.0)
+
+    def _submit(self, run: str) -> bool:
+        """Start a job with all sites, or, after a while, with those that are connected. Returns whether it did."""
         folder = self.folder / "runs" / run
         study = Study.read(folder / STUDY)
         place = RunFolder(folder)
@@ -203,24 +216,40 @@ class Coordinator:
         sites = known.get("sites") or self.project.sites
         allowed = set(self.project.sites)
         there = [name for name in sites if name in self.seen and name in allowed]
-        begun = (folder / "facts.safetensors").exists()
-        self.waiting_since = self.waiting_since or time.monotonic()
-        patience = study.rules.patience if begun else float("inf")
+        began = self.waiting_since.setdefault(run, time.monotonic())
         waits = [name for name in sites if name not in there and name in allowed]
-        if waits and time.monotonic() - self.waiting_since < patience:
+        enough = len(there) >= study.quorum(len(sites))
+        if time.monotonic() < self.paused_until.get(run, 0.0):
+            return False
+        if not enough or (waits and time.monotonic() - began < study.rules.patience):
             said = f"waiting for {', '.join(waits)}."
             if known.get("waits") != said:
                 place.note(waits=said)
                 self.say(f"{run}: {said}")
-            return
-        if len(there) < study.quorum(len(sites)):
-            return
-        package = self.folder / "jobs" / run
-        write_job(package, run, sites, there, study)
-        job = self.session.submit_job(str(package))
-        self.job, self.waiting_since = (job, run, frozenset(there)), 0.0
+            return False
+        self._start_job(run, sites, there, study)
         place.enter("submitted", sites=sites, waits="", submitted=known.get("submitted", 0) + 1)
         self.say(f"{run}: started a job with {', '.join(there)}.")
+        return True
+
+    def _start_job(self, run: str, sites: list[str], there: list[str], study: Study) -> None:
+        package = self.folder / "jobs" / run
+        write_job(package, run, sites, there, study)
+        self.job = (self.session.submit_job(str(package)), run, frozenset(there))
+        self.waiting_since.pop(run, None)
+
+    def _deliver(self, run: str, missing: list[str]) -> bool:
+        """Give the result of a run that has finished to sites that were not there at its end."""
+        place = RunFolder(self.folder / "runs" / run)
+        known = place.info()
+        tried = dict(known.get("deliveries", {}))
+        there = [name for name in missing if name in self.seen and tried.get(name, 0) < 3]
+        if not there:
+            return False
+        place.note(deliveries={**tried, **{name: tried.get(name, 0) + 1 for name in there}})
+        self._start_job(run, known["sites"], there, Study.read(place.path / STUDY))
+        self.say(f"{run}: giving its result to {', '.join(there)}.")
+        return True
 
     def _close(self) -> None:
         if self.session is not None:
@@ -249,10 +278,17 @@ def wanted_runs(folder: Path) -> Iterator[str]:
     return (run.name for run in runs(folder) if RunFolder(run).info().get("status") in UNDER_WAY)
 
 
+def undelivered(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """Runs that have finished, and the sites that do not have the result yet."""
+    for run in runs(folder):
+        info = RunFolder(run).info()
+        if info.get("status") == "finished" and info.get("undelivered"):
+            yield run.name, info["undelivered"]
+
+
 def want(folder: Path, study: Path, name: str) -> Path:
     """Request a run, and return its folder."""
-    if not RUN_NAME.fullmatch(name):
-        raise FedbilevelError(f"'{name}' is not a valid name for a run: use letters, digits, '.', '_' and '-'.")
+    check_run_name(name)
     Study.read(study).quorum(len(project.load(folder).sites))  # refuses what is wrong
     run = folder / "runs" / name
     if run.exists():
@@ -271,7 +307,7 @@ def write_job(package: Path, run: str, sites: list[str], there: list[str], study
     meta = {
         "name": run,
         "resource_spec": {},
-        "min_clients": min(len(there), study.quorum(len(sites))),
+        "min_clients": min(len(there), study.quorum(len(sites))),  # fewer where a result is delivered
         "deploy_map": {"app": ["server", *there]},
     }
     (package / "meta.json").write_text(json.dumps(meta, indent=1))

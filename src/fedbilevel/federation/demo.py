@@ -62,7 +62,7 @@ def run(out: Path | None, rounds: int, console: Console) -> Path:
             (folder / name).mkdir(mode=0o700)
             (folder / name / SECRET).write_text("demo")  # so that two demos deal out the rows alike
             kit = [str(project.kit(home, name)), "--data", str(data), "--folder", str(folder / name)]
-            children.append(child(["join", *kit], folder / f"{name}.log"))
+            children.append(child(["join", *kit, "--approve"], folder / f"{name}.log"))
         _wait(lambda: coordinator.pid(home) is not None, 60, children, "the server did not start")
         place = coordinator.want(home, folder / "heart.toml", "demo")
         limit = time.monotonic() + SECONDS + rounds

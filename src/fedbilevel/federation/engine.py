@@ -1,10 +1,11 @@
 """The server's engine of a federation: messages to sites, metrics from sites."""
 
+import math
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import jax
-import numpy as np
 
 from fedbilevel.core.task import Task
 from fedbilevel.core.vectors import Vector
@@ -18,14 +19,19 @@ class Federation(Messaging):
 
     task: Task | None = None
     """The task, if the server measures: with the task's own data, which are no secret. Otherwise the sites measure."""
+    metric_names: frozenset[str] = frozenset()
+    """What sites may measure: whatever else they send is ignored."""
 
     def metrics(self, state: State) -> Mapping[str, Any]:
         """The metrics of every site on its own rows, and their means."""
         if self.task is not None:
             return self.task.measured(*self.solution(state))
-        found = {self.names[m]: numbers for m, numbers in self.evaluate(state).items()}
+        found = {
+            self.names[m]: {name: value for name, value in numbers.items() if name in self.metric_names}
+            for m, numbers in self.evaluate(state).items()
+        }
         names = dict.fromkeys(name for numbers in found.values() for name in numbers)
-        means = {n: float(np.nanmean([numbers[n] for numbers in found.values() if n in numbers])) for n in names}
+        means = {n: _mean([numbers[n] for numbers in found.values() if n in numbers]) for n in names}
         single = {f"{n}_{site}": value for site, numbers in found.items() for n, value in numbers.items()}
         return {**means, **single, "sites": len(found)}
 
@@ -41,3 +47,17 @@ class Federation(Messaging):
             return known.get("x", nothing).tree, known.get("y", nothing).tree
         x, y = self.program.algorithm.solution(whole, None)
         return x.tree, y.tree
+
+
+def metrics_of(task: Task) -> frozenset[str]:
+    """The names of what sites measure, found with the server's blank rows."""
+    x, y = task.problem.start(jax.random.key(0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # blank rows have odd metrics
+        return frozenset(task.measured(x.tree, y.tree))
+
+
+def _mean(values: list[float]) -> float:
+    """Of those that are numbers."""
+    known = [value for value in values if math.isfinite(value)]
+    return sum(known) / len(known) if known else math.nan

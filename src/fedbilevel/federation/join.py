@@ -1,42 +1,47 @@
 """A site's process: checks its data, and keeps FLARE's client alive until it is asked to stop."""
 
+import contextlib
 import json
 import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation import process, project
 from fedbilevel.federation.site import SITE_FOLDER
-from fedbilevel.federation.worker import Limits, Settings
+from fedbilevel.federation.worker import LEDGER, Settings
 from fedbilevel.storage.files import alone
 
 CLIENT = "nvflare.private.fed.app.client.client_train"
 
 
-def unpack(
-    kit: Path, folder: Path | None, data: str, columns: Mapping[str, str], limits: Limits, strict: bool = False
-) -> tuple[Path, Settings]:
-    """Unpack a kit: the folder of the site, and its settings. A strict site runs only the kit's experiment."""
+def unpack(kit: Path, folder: Path | None, data: str, columns: Mapping[str, str]) -> tuple[Path, Settings]:
+    """Unpack a kit: the folder of the site, and its settings, without consent to anything."""
     project.needs_flare()
     if folder is None:
         folder = Path(kit.stem)
     about = project.unpack(kit, folder)
     if about["role"] != "site":
         raise FedbilevelError(f"this kit is for {about['party']}, a {about['role']}: only sites join with data.")
-    limits = replace(limits, experiment=about["experiment"] if strict else "")
     path = Path(data)
     place = str(path.resolve()) if path.exists() else data  # the processes of the site work elsewhere
-    return folder, Settings(about["party"], place, dict(columns), limits)
+    return folder, Settings(about["party"], place, dict(columns))
 
 
 def about(folder: Path) -> dict[str, Any]:
     """What the kit says."""
     return json.loads((folder / "kit.json").read_text())
+
+
+def text_of(path: Path) -> str:
+    """The text of a study's file."""
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise FedbilevelError(f"the study {path} cannot be read: {error}.") from None
 
 
 def obstacle(folder: Path) -> str:
@@ -104,8 +109,11 @@ class Joined:
         assert self.client is not None
         log, place = self.folder / "site.log", (self.folder / "site.log").stat().st_size
         connected, refused = False, False
+        ledger = self.folder / LEDGER
+        seen = ledger.stat().st_size if ledger.exists() else 0
         while self.client.poll() is None:
             time.sleep(0.5)
+            seen = self._refusals(ledger, seen)
             with log.open("rb") as file:
                 file.seek(place)
                 text = file.read().decode(errors="replace")
@@ -116,3 +124,17 @@ class Joined:
             if not refused and ("UNAUTHENTICATED" in text.upper() or "is disabled" in text):
                 refused = True
                 self.say("the server refuses this site: its certificate was revoked, or is from another federation.")
+
+    def _refusals(self, ledger: Path, seen: int) -> int:
+        """Say why a study was refused: the server is not told. Returns how far the ledger was read."""
+        if not ledger.exists() or ledger.stat().st_size <= seen:
+            return seen
+        with ledger.open("rb") as file:
+            file.seek(seen)
+            lines = file.read()
+        whole = lines[: lines.rfind(b"\n") + 1]
+        for line in whole.splitlines():
+            with contextlib.suppress(ValueError):
+                if (row := json.loads(line)).get("action") == "hello" and row.get("error"):
+                    self.say(row["error"])
+        return seen + len(whole)

@@ -13,21 +13,24 @@ from fedbilevel.engines.messaging.party import Party
 from fedbilevel.engines.plan import Exchange
 from fedbilevel.engines.program import without
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.federation import schema, study
+from fedbilevel.federation import rows, study
+from fedbilevel.federation.consent import digest
 from fedbilevel.federation.join import about
 from fedbilevel.federation.worker import LEDGER, Settings
 from fedbilevel.storage.arrays import named_leaves
 from fedbilevel.storage.files import json_lines
 
 
-def preview(folder: Path, settings: Settings, console: Console) -> None:
-    """Check the data against the kit's experiment, and show what will be sent."""
+def preview(folder: Path, settings: Settings, text: str, console: Console) -> None:
+    """Show a study in words, check the data against it, and show what will be sent."""
     kit = about(folder)
-    given = study.from_text(kit["experiment"], folder / "preview")
+    given = study.Study.of(text, "the study")
+    experiment = given.build().experiment
     console.print(
-        f"[bold]{kit['party']}[/bold] in the federation [bold]{kit['federation']}[/bold], task "
-        f"{given.experiment.task}.",
+        f"[bold]{kit['party']}[/bold] in the federation [bold]{kit['federation']}[/bold]. The study "
+        f"[bold]{digest(text)[:12]}[/bold]: {_about(given, experiment)}",
         highlight=False,
+        soft_wrap=True,
     )
     if given.schema is None:
         if settings.data != "builtin":
@@ -36,7 +39,9 @@ def preview(folder: Path, settings: Settings, console: Console) -> None:
         return
     if settings.data == "builtin":
         raise FedbilevelError("this experiment needs data of this site: join with --data FILE.")
-    examples = schema.load(settings.data, given.schema, settings.columns, settings.source(folder))
+    examples = rows.load(
+        settings.data, given.schema, settings.columns, settings.source(folder), settings.limits.min_rows
+    )
     facts = given.summarize(examples)
     built = given.build(examples)
     train, validation, test = study.parts_of(built, examples)
@@ -64,6 +69,18 @@ def preview(folder: Path, settings: Settings, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
+
+
+def _about(given: study.Study, experiment: Any) -> str:
+    """A study in words."""
+    words = (
+        f"the task {experiment.task} with {experiment.algorithm}, {experiment.rounds} rounds, seed {experiment.seed}"
+    )
+    if experiment.settings:
+        words += ", and " + ", ".join(f"{name} = {value}" for name, value in sorted(experiment.settings.items()))
+    if given.schema is None:
+        return f"{words}."
+    return f"{words}. It reads the columns {', '.join(given.schema.columns)}; all others are ignored."
 
 
 def _named(exchange: Exchange, party: Party) -> list[str]:

@@ -4,6 +4,7 @@ A run has a folder, ``runs/NAME`` in the folder of the federation, with the same
 gets a checkpoint after every round; if this job ends for any reason, the next job continues from there.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -49,6 +50,11 @@ class Server:
             _compute(self.folder, self.sites)
         except NoQuorum as error:  # parties may come back
             RunFolder(self.folder).enter("waiting", failure=str(error))
+            raise
+        except OSError as error:  # a full disk, a folder that became read-only: it goes on when it can
+            with contextlib.suppress(OSError):
+                said = f"the server cannot write its state ({error.strerror}): free space or make the folder writable."
+                RunFolder(self.folder).enter("waiting", failure=said)
             raise
         except Exception as error:
             if isinstance(error, FedbilevelError) or not collab.is_aborted:
@@ -113,18 +119,20 @@ def _reason(failure: Any) -> str:
 def _compute(folder: Path, sites: list[str]) -> None:
     import numpy as np
 
-    from fedbilevel.engines.messaging.protocol import Failed, Finish, Hello, Message, Post, Prepare
+    from fedbilevel.engines.messaging.post import Post
+    from fedbilevel.engines.messaging.protocol import Failed, Hello, Message, Prepare
     from fedbilevel.engines.participation import participation
     from fedbilevel.engines.plan import trace
     from fedbilevel.engines.program import Program, check_fits
     from fedbilevel.errors import FedbilevelError, NoQuorum
-    from fedbilevel.federation.engine import Federation
-    from fedbilevel.federation.study import Study, facts_of_copy, plan_digest, server_task
+    from fedbilevel.federation.engine import Federation, metrics_of
+    from fedbilevel.federation.schema import blank
+    from fedbilevel.federation.study import Study, facts_of_copy, plan_digest, server_task, site_weights
     from fedbilevel.runs import configuration
     from fedbilevel.runs.execute import describe
     from fedbilevel.runs.settings import plain
     from fedbilevel.runs.solve import solve
-    from fedbilevel.storage.arrays import decode, encode, named_leaves
+    from fedbilevel.storage.arrays import decode, encode
     from fedbilevel.storage.files import write_atomically
     from fedbilevel.storage.run_folder import RunFolder
     from fedbilevel.tasks.sites import together
@@ -132,17 +140,18 @@ def _compute(folder: Path, sites: list[str]) -> None:
     study, place = Study.read(folder / STUDY), RunFolder(folder)
     own, here = study.schema is not None, facts_of_copy()
     transport = Sites(sites, study.rules.deadline, study.rules.setup_deadline)
-    quorum = study.quorum(len(sites))
-
+    finished = place.info().get("status") == "finished"  # then only to give sites the result that were not there
+    quorum = 1 if finished else study.quorum(len(sites))
     post = Post(transport)
 
     def setup(
         questions: Mapping[int, Message], arrays: Mapping[str, Any], check: Callable[[Any, Any], object]
-    ) -> tuple[dict[int, tuple[Any, Any]], set[int]]:
-        """Ask all sites, and drop those whose answer is not valid. Returns the valid answers, and the sites that gave
-        none at all: these may come back, while a site that refuses will refuse again.
+    ) -> dict[int, tuple[Any, Any]]:
+        """Ask sites, and drop those whose answer is not valid. Too few of them are an error: for now if some gave no
+        answer at all, as these may come back; for good if all others refused, as they will refuse again.
         """
-        answers = post.ask({m: (question, arrays) for m, question in questions.items()})
+        most = sum(np.asarray(array).nbytes for array in shapes.values())
+        answers = post.ask({m: (question, arrays) for m, question in questions.items()}, most)
         agreed, refused = {}, {}
         for m, (answer, reply) in answers.items():
             try:
@@ -150,51 +159,51 @@ def _compute(folder: Path, sites: list[str]) -> None:
                     raise FedbilevelError(answer.error)
                 try:
                     check(answer, reply)
-                except (FedbilevelError, AttributeError, KeyError, TypeError, ValueError) as error:
+                except (FedbilevelError, AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
                     raise FedbilevelError(f"its answer does not fit: {error}") from error
                 agreed[m] = (answer, reply)
             except FedbilevelError as error:
                 refused[sites[m]] = str(error)
                 transport.there.discard(sites[m])
         if refused:
-            place.note(refused=refused)
+            place.note(refused={**place.info().get("refused", {}), **refused})
         if len(agreed) < quorum:
             said = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
             kind = NoQuorum if len(agreed) + len(post.absent) >= quorum else FedbilevelError
             raise kind(f"too few parties can take part. {said}")
-        return agreed, post.absent
+        return agreed
 
-    place.enter("setting up", sites=sites, there=sorted(transport.there), refused={})
+    place.enter("setting up", sites=sites, there=sorted(transport.there))
+    place.note(refused={})
+    shapes = study.summarize(blank(study.schema)) if study.schema is not None else {}
     everybody = dict.fromkeys(range(len(sites)), Hello(folder.name, study.text, here, len(sites)))
-    answers, absent = setup(everybody, {}, lambda answer, reply: study.check_facts(answer.rows, reply))
-    # Sums and sizes are fixed by the first job of a run: sites that are offline later do not change them.
+    answers = setup(everybody, {}, lambda answer, reply: study.check_facts(answer.rows, reply))
+    # The sums are fixed by the first job of a run: sites that come later, or are offline later, do not change them.
     facts_file = folder / "facts.safetensors"
+    rows = np.zeros(len(sites), int)
     if facts_file.exists():
         known, facts = decode(facts_file.read_bytes())
-        rows = np.array(known["rows"])
+        rows[:] = known["rows"]
         if known["copy"] != here:
             then = f"fedbilevel {known['copy']['version']}, jax {known['copy']['jax']}, {known['copy']['numbers']}"
             raise FedbilevelError(f"this run was started with {then}: install these versions, or start a new run.")
     else:
-        missing = [name for m, name in enumerate(sites) if m not in answers]
-        if missing:
-            said = place.info().get("refused", {})
-            raise (NoQuorum if absent else FedbilevelError)(
-                "a run can only start with all sites, but " + "; ".join(f"{n}: {said.get(n, OFFLINE)}" for n in missing)
-            )
-        rows = np.array([answers[m][0].rows for m in range(len(sites))])
-        facts = together([answers[m][1] for m in range(len(sites))]) if own else {}
-        write_atomically(facts_file, encode({"rows": rows.tolist(), "copy": here}, facts))
-    built = study.build(facts=facts)
-    task = server_task(built, len(sites), rows, study.rules, own)
-    weights = task.normalised_weights
+        first = np.array([answer.rows for answer, _ in answers.values()])
+        of_sites = [reply for _, reply in answers.values()]
+        facts = together(of_sites, site_weights(first, study.rules)) if own else {}
+    for m, (answer, _) in answers.items():
+        rows[m] = rows[m] or answer.rows
+    write_atomically(facts_file, encode({"rows": rows.tolist(), "copy": here}, facts))
+    built = study.build(facts=facts, clients=len(sites))
+    task = server_task(built, len(sites), own)
+    weights = site_weights(rows, study.rules) if own else task.normalised_weights
     chosen = participation(built.experiment.participation(), len(sites))
     program = Program(task.problem, built.algorithm, task.layout, chosen)
     check_fits(task.problem, built.algorithm, task.layout, chosen)
     plan = trace(program, task.data)
     digest = plan_digest(plan, built)
     prepare = {m: Prepare(m, float(weights[m]), len(sites)) for m in answers}
-    answers, _ = setup(prepare, facts, lambda answer, _: answer.plan)
+    answers = setup(prepare, facts, lambda answer, _: answer.plan)
     for m, (answer, _) in answers.items():
         if answer.plan != digest:
             raise FedbilevelError(f"{sites[m]} plans other exchanges than the server: install the same versions.")
@@ -208,12 +217,13 @@ def _compute(folder: Path, sites: list[str]) -> None:
             weights,
             transport,
             task.data,
-            study.rules.quorum,
+            1 if finished else study.rules.quorum,
             folder.name,
             sites,
             lambda served: print(json.dumps({"time": time.time(), **served._asdict()}), file=log, flush=True),
         )
         engine.task = None if own else task
+        engine.metric_names = metrics_of(task) if own else frozenset()
         before = place.info()
         engine.post.bytes_down, engine.post.bytes_up = before.get("bytes_down", 0), before.get("bytes_up", 0)
         config = built.config()
@@ -241,8 +251,8 @@ def _compute(folder: Path, sites: list[str]) -> None:
             callbacks=[on_row],
             checkpoint=place.checkpoints(seconds=0),
         )
-        public = {k: np.asarray(v) for k, v in named_leaves(engine.public(result.state)).items()}
-        engine.post.ask(dict.fromkeys(range(len(sites)), (Finish(int(result.state.round)), public)))
+        waiting = place.info().get("undelivered", sites)
+        place.note(undelivered=sorted(set(waiting) & engine.finish(result.state).keys()))
     place.save_solution(result.x, result.y, int(result.state.round))
     last = {k: v for k, v in result.metrics.items() if k != "round"}
     summary = {**last, "rounds": result.metrics["round"], "seconds": result.seconds}

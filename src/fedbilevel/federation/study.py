@@ -29,7 +29,7 @@ from fedbilevel.runs.experiment import Built, Experiment
 from fedbilevel.runs.settings import Settings, convert
 from fedbilevel.storage.arrays import named_leaves
 from fedbilevel.tasks import SITE_TASKS
-from fedbilevel.tasks.sites import Examples, Facts
+from fedbilevel.tasks.sites import MOST_ROWS, Examples, Facts, together
 
 
 def _option(default: Any, help: str) -> Any:
@@ -47,6 +47,9 @@ class Rules:
     setup_deadline: float = _option(300.0, "seconds that a site has to load its data and to compile")
     patience: float = _option(60.0, "seconds to wait for sites that are offline before continuing without them")
     weights: str = _option("equal", "'equal', or 'size': by the number of training rows")
+    most_rows: int = _option(
+        0, "rows of a site that count for its weight by size at most; 0: ten times the median site"
+    )
     probe: tuple[int, ...] = _option((), "sizes in floats: time exchanges of these before the run, see probe.json")
 
 
@@ -62,7 +65,17 @@ class Study:
     @staticmethod
     def read(path: Path) -> "Study":
         """The study of a file."""
-        tables, places = configuration.read(path, federated=True)
+        try:
+            text = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
+            raise FedbilevelError(f"the experiment file {path} cannot be read: {reason}.") from None
+        return Study.of(text, str(path))
+
+    @staticmethod
+    def of(text: str, source: str = "the study") -> "Study":
+        """The study of a text; ``source`` is what messages call it."""
+        tables, places = configuration.parse(text, source, federated=True)
         given: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(Rules)}
         for key, value in tables["federation"].items():
             place = places.get(f"federation.{key}", "")
@@ -72,13 +85,15 @@ class Study:
         rules = Rules(**given)
         if rules.weights not in ("equal", "size"):
             raise FedbilevelError(f"[federation]: weights must be 'equal' or 'size', but is '{rules.weights}'.")
-        if rules.quorum < 0 or min(rules.deadline, rules.setup_deadline) <= 0 or rules.patience < 0:
-            raise FedbilevelError("[federation]: quorum and patience must be at least 0, and deadlines greater than 0.")
-        schema = schemas.read(tables["schema"]) if tables["schema"] else None
+        if min(rules.quorum, rules.patience, rules.most_rows) < 0 or min(rules.deadline, rules.setup_deadline) <= 0:
+            raise FedbilevelError(
+                "[federation]: quorum, patience and most_rows must be at least 0, and deadlines greater than 0."
+            )
+        schema = schemas.read(tables["schema"]) if tables["schema"] or "schema" in places else None
         own = {table: tables[table] for table in configuration.TABLES}
         name = own["task"].pop("name")
         experiment = Experiment(name, places=places).changed(Settings.of_tables(own))
-        return Study(experiment, rules, schema, path.read_text())
+        return Study(experiment, rules, schema, text)
 
     def summarize(self, examples: Examples) -> Facts:
         """What a site sends about its rows before the first round."""
@@ -87,32 +102,62 @@ class Study:
         return function(examples, **{k: v for k, v in self._options().items() if k in taken})
 
     def check_facts(self, rows: Any, facts: Facts) -> None:
-        """Refuse a summary that cannot be right."""
+        """Refuse what a site says of its rows if it cannot be right."""
+        fewest, most = (1, MOST_ROWS) if self.schema is not None else (0, 0)
+        if type(rows) is not int or not fewest <= rows <= most:
+            raise FedbilevelError(f"its number of rows must be a whole number from {fewest} to {most}.")
+        self._check_shapes(facts)
         if self.schema is None:
             return
-        shapes = self.summarize(schemas.blank(self.schema))
-        if facts.keys() != shapes.keys() or any(np.shape(facts[k]) != np.shape(v) for k, v in shapes.items()):
-            raise FedbilevelError("its sums have unexpected names or shapes.")
+        bounds = SITE_TASKS[self.experiment.task].bounds(facts, rows, self.schema.bounds)
+        for name, (least, largest) in bounds.items():
+            slack = 1e-9 * np.maximum(1.0, np.maximum(np.abs(least), np.abs(largest)))  # for rounding
+            if np.any(facts[name] < least - slack) or np.any(facts[name] > largest + slack):
+                raise FedbilevelError(f"its '{name}' is impossible for {rows} rows that fit the schema.")
+
+    def _check_shapes(self, facts: Facts) -> None:
+        """Refuse facts of any other form than ours."""
+        ours = {} if self.schema is None else self.summarize(schemas.blank(self.schema))
+        form = lambda array: (np.shape(array), np.asarray(array).dtype)
+        if facts.keys() != ours.keys() or any(form(facts[name]) != form(array) for name, array in ours.items()):
+            raise FedbilevelError("its sums have unexpected names, types or shapes.")
         if not all(np.all(np.isfinite(array)) for array in facts.values()):
             raise FedbilevelError("its sums contain NaN or infinite numbers.")
-        if not isinstance(rows, int) or rows < 1:
-            raise FedbilevelError(f"its number of rows is {rows!r}, which is not valid.")
 
     def _options(self) -> dict[str, Any]:
-        parameters = inspect.signature(SITE_TASKS[self.experiment.task].task).parameters
-        defaults = {name: parameter.default for name, parameter in parameters.items()}
+        parameters = inspect.signature(SITE_TASKS[self.experiment.task].task).parameters.values()
+        defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
         settings = Settings(self.experiment.settings)
         return {"seed": self.experiment.seed, **settings.values_for("task", defaults, self.experiment.places)}
 
-    def build(self, examples: Examples | None = None, facts: Facts | None = None) -> Built:
+    def build(self, examples: Examples | None = None, facts: Facts | None = None, clients: int = 2) -> Built:
         """The task and the algorithm: for a site with its rows, for the server with blank ones; without a schema, for
         all clients.
+
+        Args:
+            examples: the rows of a site; None at the server.
+            facts: of all sites; None before they are known: the other sites are then as good as blank.
+            clients: the number of sites.
         """
         if self.schema is None:
             return self.experiment.build()
-        examples = schemas.blank(self.schema) if examples is None else examples
-        facts = self.summarize(examples) if facts is None else facts
-        return self.experiment.build(partial(SITE_TASKS[self.experiment.task].task, examples, facts))
+        blank = schemas.blank(self.schema)
+        if facts is None:
+            facts = together([self.summarize(blank), *([] if examples is None else [self.summarize(examples)])])
+        self._check_shapes(facts)
+        known = {**facts, "clients": np.asarray(clients)}
+        make = partial(SITE_TASKS[self.experiment.task].task, blank if examples is None else examples, known)
+        built = self.experiment.build(make)
+        if built.algorithm.upper_at == "server":
+            raise FedbilevelError(
+                f"{built.experiment.algorithm} evaluates the upper loss at the server, which has no rows in a "
+                "federation of sites with their own: use another algorithm."
+            )
+        if built.task.problem.weighting and self.rules.weights != "equal":
+            raise FedbilevelError(
+                f"[federation]: weights must be 'equal' for {built.task.name}, which finds the weights of the sites."
+            )
+        return built
 
     def quorum(self, clients: int) -> int:
         """The fewest valid replies to an exchange."""
@@ -120,14 +165,6 @@ class Study:
         if quorum > clients:
             raise FedbilevelError(f"[federation]: quorum is {quorum}, but there are only {clients} sites.")
         return quorum
-
-
-def from_text(text: str, folder: Path) -> Study:
-    """Save the text of a study to a folder, and read it."""
-    path = folder / "study.toml"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    return Study.read(path)
 
 
 @cache
@@ -191,7 +228,7 @@ def site_task(built: Built, number: int, own: bool) -> Task:
     return built.task.only(number, built.algorithm.upper_at == "clients")
 
 
-def server_task(built: Built, clients: int, counts: np.ndarray, rules: Rules, own: bool) -> Task:
+def server_task(built: Built, clients: int, own: bool) -> Task:
     """The task as the server knows it: with blank rows where the sites bring their own."""
     if not own:
         if len(built.task.clients) != clients:
@@ -200,5 +237,16 @@ def server_task(built: Built, clients: int, counts: np.ndarray, rules: Rules, ow
                 f"set clients = {clients} in [task]."
             )
         return built.task
-    weights = counts.astype(float) if rules.weights == "size" else None
-    return dataclasses.replace(built.task, clients=list(built.task.clients) * clients, weights=weights)
+    return dataclasses.replace(built.task, clients=list(built.task.clients) * clients, weights=None)
+
+
+def site_weights(counts: np.ndarray, rules: Rules) -> np.ndarray:
+    """The weights of sites with these numbers of training rows, summing to 1; one that is not there yet has 0 rows, and
+    counts as the median site. No site counts for more than the coordinator allows, whatever it says.
+    """
+    if rules.weights != "size":
+        return np.full(len(counts), 1 / len(counts))
+    median = float(np.median(counts[counts > 0])) if np.any(counts > 0) else 1.0
+    rows = np.where(counts > 0, counts.astype(float), median)
+    rows = np.minimum(rows, rules.most_rows or 10 * median)
+    return rows / rows.sum()

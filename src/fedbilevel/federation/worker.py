@@ -1,14 +1,13 @@
 """A site's compiled program, in a process of its own: if it crashes or hangs, it is restarted.
 
 It reads messages from its standard input and writes answers to its standard output, each preceded by its length. The
-first two messages set it up: ``hello`` (the study; the answer is a summary of the site's rows) and ``prepare`` (sums
-over all sites; the answer is a hash of everything that will be exchanged). All others go to
-:class:`fedbilevel.engines.messaging.party.Party`.
+messages have an order: ``hello`` (a study; the answer is a summary of the site's rows, if the site agrees), ``prepare``
+(sums over all sites; the answer is a hash of everything that will be exchanged), ``join``, and those of the run, which
+go to :class:`fedbilevel.engines.messaging.party.Party`. A worker serves one run: another ``hello`` is refused.
 """
 
 import json
 import os
-import re
 import secrets
 import struct
 import sys
@@ -18,23 +17,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from fedbilevel.federation.consent import Consent, Limits, Refusals, check_run_name
+
 SETTINGS, LEDGER, SECRET = "site.json", "served.jsonl", "secret"
-RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,100}")
-"""Names of runs: they become folders."""
 Arrays = Mapping[str, Any]
 Answer = tuple[Any, Arrays]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a site agrees to; it refuses anything else."""
-
-    largest_upload: float = 100.0  # megabytes of one answer
-    algorithms: tuple[str, ...] = ()  # none: all
-    tasks: tuple[str, ...] = ()
-    min_clients: int = 2  # parties of the federation
-    min_rows: int = 10  # behind every number that is shared: of training, validation, test, and of a batch
-    experiment: str = ""  # only this text of an experiment
 
 
 @dataclass(frozen=True)
@@ -44,7 +31,12 @@ class Settings:
     name: str
     data: str  # a file, a folder, a function, or "builtin"
     columns: dict[str, str] = field(default_factory=dict)
-    limits: Limits = Limits()
+    consent: Consent = field(default_factory=Consent)
+
+    @property
+    def limits(self) -> Limits:
+        """What holds for every study."""
+        return self.consent.limits
 
     def save(self, folder: Path) -> None:
         """Save the settings for the processes of the site."""
@@ -64,8 +56,7 @@ class Settings:
     def load(folder: Path) -> "Settings":
         """The settings that were saved in a folder."""
         known = json.loads((folder / SETTINGS).read_text())
-        limits: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in known.pop("limits").items()}
-        return Settings(**known, limits=Limits(**limits))
+        return Settings(**{**known, "consent": Consent.of(known["consent"])})
 
 
 def receive(stream: BinaryIO) -> bytes | None:
@@ -93,6 +84,9 @@ class Worker:
         self.study: Any = None
         self.examples: Any = None
         self.party: Any = None
+        self.agreed: Any = None  # the hello that it agreed to
+        self.prepared: Any = None
+        self.told: tuple[Answer, Answer] = ((None, {}), (None, {}))  # its answers to these two
         self.run, self.clients = "", 0
 
     def handle(self, message: bytes) -> bytes:
@@ -112,9 +106,11 @@ class Worker:
         return handled.packed
 
     def _handlers(self) -> dict[Any, Any]:
-        """Who answers what; the messages of a run only after its study has been agreed on."""
+        """Who answers what, at this point of the order."""
         from fedbilevel.engines.messaging.protocol import Echo, Finish, Hello, Join, Prepare
 
+        if self.agreed is None:
+            return {Hello: self._hello}
         setup = {Hello: self._hello, Prepare: self._prepare, Echo: self._echo}
         if self.party is None:
             return setup
@@ -125,63 +121,77 @@ class Worker:
         return {**setup, **of_run, Finish: self._finish}
 
     def _echo(self, message: Any, arrays: Arrays) -> Answer:
-        """Send the arrays back, to measure the network."""
+        """Send the arrays back, to measure the network, in a study that says so."""
         from fedbilevel.engines.messaging.protocol import Done
+        from fedbilevel.errors import FedbilevelError
 
+        if not self.study.rules.probe:
+            raise FedbilevelError("this study does not measure the network.")
         return Done(), arrays
 
     def _hello(self, message: Any, arrays: Arrays) -> Answer:
-        """Check the study, and summarise the rows of this site."""
-        from fedbilevel.engines.messaging.protocol import Facts, Private
+        """Look at a study. Every refusal sounds the same to the server; the reason is in the site's own log."""
+        from fedbilevel.engines.messaging.protocol import Private
         from fedbilevel.errors import FedbilevelError
-        from fedbilevel.federation import schema, study
+        from fedbilevel.federation import study
 
-        self.study = self.examples = self.party = None
+        if self.agreed is not None:
+            if message == self.agreed:  # the answer did not arrive
+                return self.told[0]
+            raise FedbilevelError("it takes part in another run.")
         if reason := study.difference(message.copy, study.facts_of_copy()):
-            raise FedbilevelError(reason)
-        if not RUN_NAME.fullmatch(message.run):
-            raise FedbilevelError("the server sent an invalid name for the run.")
-        self.run, self.clients = message.run, message.clients
-        given = study.from_text(message.study, self.folder / "runs" / self.run)
-        limits, name = self.settings.limits, given.experiment.task
-        if limits.experiment and message.study != limits.experiment:
-            raise FedbilevelError("it takes part only in the experiment of its kit, and this is another one.")
-        if limits.tasks and name not in limits.tasks:
-            raise FedbilevelError(f"it does not take part in the task '{name}'.")
-        if message.clients < limits.min_clients:
-            raise FedbilevelError(f"it needs at least {limits.min_clients} parties, but there are {message.clients}.")
-        builtin = self.settings.data == "builtin"
+            raise FedbilevelError(reason)  # about installed programs only
+        refusals = Refusals(self.folder)
+        try:
+            if refusals.too_many():
+                raise FedbilevelError("this site has refused too many studies today, and looks at no more.")
+            answer = self._agree(message)
+        except FedbilevelError as error:
+            if not refusals.too_many():
+                refusals.note()
+            raise Private(f"the study of the run {message.run[:60]!r} was refused: {error}") from error
+        self.agreed, self.told = message, (answer, self.told[1])
+        return answer
+
+    def _agree(self, message: Any) -> Answer:
+        """Check a study against what the site agreed to, then its rows against the study, and summarise them."""
+        from fedbilevel.engines.messaging.protocol import Facts
+        from fedbilevel.errors import FedbilevelError
+        from fedbilevel.federation import rows, study
+        from fedbilevel.storage.files import write_atomically
+
+        check_run_name(message.run)
+        given = self.settings.consent.check(message.study, message.clients)
+        limits, builtin = self.settings.limits, self.settings.data == "builtin"
         if builtin != (given.schema is None):
             raise FedbilevelError(
-                "it was started with --data builtin, but the experiment has a schema: give the site's own data."
+                "this site was started with --data builtin, but the experiment has a schema: give the site's own data."
                 if builtin
                 else "the experiment has no schema and uses the task's own data: start the site with --data builtin."
             )
-        if given.schema is None:
-            self.study = given
-            return Facts(0), {}
-        place = self.settings.source(self.folder)
-        try:
-            examples = schema.load(self.settings.data, given.schema, self.settings.columns, place)
+        examples = built = None
+        facts: Arrays = {}
+        if given.schema is not None:
+            place = self.settings.source(self.folder)
+            examples = rows.load(self.settings.data, given.schema, self.settings.columns, place, limits.min_rows)
             facts = given.summarize(examples)
-        except FedbilevelError as error:
-            raise Private(str(error)) from error
-        built = given.build(examples, facts)
-        self._check_algorithm(built)
-        if study.fewest_rows(built, examples) < limits.min_rows:
-            raise FedbilevelError(
-                f"it only sends numbers computed from at least {limits.min_rows} rows, but has fewer for training, "
-                "validation or test, or batches are smaller."
-            )
-        self.study, self.examples = given, examples
-        return Facts(int(built.task.layout.longest[0])), dict(facts)
+            built = given.build(examples, clients=message.clients)
+            self._check_algorithm(built)
+            if study.fewest_rows(built, examples) < limits.min_rows:
+                raise FedbilevelError(
+                    f"this site only sends numbers computed from at least {limits.min_rows} rows, but has fewer for "
+                    "training, validation or test, or batches are smaller."
+                )
+        self.study, self.examples, self.run, self.clients = given, examples, message.run, message.clients
+        write_atomically(self.folder / "runs" / self.run / "study.toml", message.study.encode())
+        return Facts(0 if built is None else int(built.task.layout.longest[0])), dict(facts)
 
     def _check_algorithm(self, built: Any) -> None:
         from fedbilevel.errors import FedbilevelError
 
         allowed = self.settings.limits.algorithms
         if allowed and built.experiment.algorithm not in allowed:
-            raise FedbilevelError(f"it does not run the algorithm '{built.experiment.algorithm}'.")
+            raise FedbilevelError(f"this site does not run the algorithm '{built.experiment.algorithm}'.")
 
     def _prepare(self, message: Any, arrays: Arrays) -> Answer:
         """Build the program, given the sums over all sites."""
@@ -190,10 +200,14 @@ class Worker:
         from fedbilevel.errors import FedbilevelError
         from fedbilevel.federation.study import plan_digest, site_task
 
-        if self.study is None or message.clients != self.clients:
+        if self.prepared is not None:
+            if message == self.prepared:  # the answer did not arrive
+                return self.told[1]
+            raise FedbilevelError("it has prepared for the run already.")
+        if message.clients != self.clients or not 0 <= message.id < self.clients:
             raise FedbilevelError("this is not the experiment it agreed to.")
         own = self.study.schema is not None
-        built = self.study.build(self.examples, arrays) if own else self.study.build()
+        built = self.study.build(self.examples, arrays, message.clients) if own else self.study.build()
         self._check_algorithm(built)
         task = site_task(built, message.id, own)
         self.party = Party(
@@ -206,7 +220,9 @@ class Worker:
             evaluate=task.metrics if own else None,
             reveals=not own,
         )
-        return Prepared(plan_digest(self.party.plan, built)), {}
+        answer = (Prepared(plan_digest(self.party.plan, built)), {})
+        self.prepared, self.told = message, (self.told[0], answer)
+        return answer
 
     def _finish(self, message: Any, arrays: Arrays) -> Answer:
         """Save the result at the site, with its own part of it."""
@@ -217,6 +233,7 @@ class Worker:
         from fedbilevel.storage.arrays import encode, named_leaves
         from fedbilevel.storage.files import write_atomically
 
+        self.party.commit(message.commit)
         x, y = self.party.solution(message.round, arrays)
         found = {name: np.asarray(leaf) for name, leaf in named_leaves({"x": x, "y": y}).items()}
         write_atomically(

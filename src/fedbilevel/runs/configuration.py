@@ -26,31 +26,36 @@ def read(path: Path, federated: bool = False) -> tuple[dict[str, dict[str, Any]]
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
         raise FedbilevelError(f"the experiment file {path} cannot be read: {reason}.") from None
+    return parse(text, str(path), federated)
+
+
+def parse(text: str, source: str, federated: bool = False) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """The same, of a text; ``source`` is what messages call it."""
     try:
         content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise FedbilevelError(f"{path} is not valid TOML: {error}.") from None
-    places = {key: f"{path}, line {line}: " for key, line in _lines(text).items()}
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise FedbilevelError(f"{source} is not valid TOML: {error}.") from None
+    places = {key: f"{source}, line {line}: " for key, line in _lines(text).items()}
     content.pop("fedbilevel", None)  # the version that wrote it
     allowed = (*TABLES, *FEDERATION) if federated else TABLES
     for table, keys in content.items():
         if table in FEDERATION and not federated:
             raise FedbilevelError(
                 f"{places.get(table, '')}[{table}] is for separate parties: run this file with 'fedbilevel federation "
-                f"run {path}', or leave the table out."
+                f"run {source}', or leave the table out."
             )
         if table not in allowed:
-            raise UnknownName("table", table, allowed, places.get(table, f"{path}: "))
+            raise UnknownName("table", table, allowed, places.get(table, f"{source}: "))
         if not isinstance(keys, dict):
             raise FedbilevelError(
                 f'{places.get(table, "")}{table} must be a table: write [{table}] and below it name = "...".'
             )
         for key, value in keys.items():
             if isinstance(value, dict) and table in TABLES:
-                raise UnknownName("table", f"{table}.{key}", TABLES, places.get(f"{table}.{key}", f"{path}: "))
+                raise UnknownName("table", f"{table}.{key}", TABLES, places.get(f"{table}.{key}", f"{source}: "))
     tables = {table: content.get(table, {}) for table in allowed}
     if not isinstance(tables["task"].get("name"), str):
-        raise FedbilevelError(f'{path} does not name a task: write [task] and below it name = "data-cleaning".')
+        raise FedbilevelError(f'{source} does not name a task: write [task] and below it name = "data-cleaning".')
     return tables, places
 
 

@@ -21,7 +21,7 @@ from fedbilevel.engines.messaging.local import Local
 from fedbilevel.engines.participation import Participation, participation
 from fedbilevel.engines.plan import Plan
 from fedbilevel.engines.simulation import Batching, Simulation
-from fedbilevel.errors import Diverged, FedbilevelError, Interrupted, UnknownName
+from fedbilevel.errors import Diverged, FedbilevelError, Interrupted, RoundLost, UnknownName
 from fedbilevel.runs import interrupts
 from fedbilevel.runs.callbacks import Callback, OnRow, Started
 from fedbilevel.storage.checkpoints import Checkpoints, Saved
@@ -150,6 +150,14 @@ def solve(
     history: list[Row] = saved.history if saved else []
     began -= saved.seconds if saved else 0
 
+    def go_back(lost: RoundLost) -> Any:
+        """The state before a round that has to be made again."""
+        saved = checkpoints.newest(run, runner.restore, lost.round) if checkpoints is not None else None
+        if saved is None and lost.round > 1:
+            raise lost
+        history[:] = saved.history if saved else []
+        return saved.state if saved else runner.start(seed, *given)
+
     def evaluate(state: Any) -> None:
         nonlocal began
         row = observe(runner, state, time.perf_counter() - began, metrics)
@@ -178,22 +186,26 @@ def solve(
             each.check(Snapshot(runner, state))
         at_once = 1  # rounds per call: a call cannot be interrupted, so it is kept to about half a second
         while True:
-            now, seen = int(state.round), history[-1]["round"] if history else -1
-            if (now % every == 0 or now >= rounds) and seen < now:
-                evaluate(state)
-            if now >= rounds:
-                break
-            if checkpoints is not None and now > 0 and checkpoints.due():
-                save(state)
-            interrupts.check()
-            called = time.perf_counter()
-            due = min(rounds, (now // every + 1) * every)
-            new = jax.block_until_ready(runner.advance(state, min(at_once, due - now)))
-            if not bool(new.finite):
-                raise diverged(algorithm, new, result(state))
-            state = new
-            if checkpoints is None or checkpoints.seconds > 0:  # otherwise every round is saved
-                at_once = 2 * at_once if time.perf_counter() - called < 0.25 else max(1, at_once // 2)
+            try:
+                now, seen = int(state.round), history[-1]["round"] if history else -1
+                if (now % every == 0 or now >= rounds) and seen < now:
+                    evaluate(state)
+                if now >= rounds:
+                    found = result(state)
+                    break
+                if checkpoints is not None and now > 0 and checkpoints.due():
+                    save(state)
+                interrupts.check()
+                called = time.perf_counter()
+                due = min(rounds, (now // every + 1) * every)
+                new = jax.block_until_ready(runner.advance(state, min(at_once, due - now)))
+                if not bool(new.finite):
+                    raise diverged(algorithm, new, result(state))
+                state = new
+                if checkpoints is None or checkpoints.seconds > 0:  # otherwise every round is saved
+                    at_once = 2 * at_once if time.perf_counter() - called < 0.25 else max(1, at_once // 2)
+            except RoundLost as lost:
+                state = go_back(lost)
         save(state)
     except KeyboardInterrupt as interrupt:
         interrupts.seen()
@@ -202,7 +214,7 @@ def solve(
     finally:
         for each in told:
             each.end()
-    return result(state)
+    return found
 
 
 def interval(rounds: int, every: int | None) -> int:

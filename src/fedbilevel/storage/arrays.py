@@ -1,10 +1,12 @@
 """Named arrays with a header of plain values as bytes, for messages and files, in a format that cannot execute code.
 
-The bytes are a safetensors file; the header is JSON in its metadata.
+The bytes are a safetensors file. Its metadata have the header, as JSON, and a checksum of header and arrays: a torn
+file or a flipped bit is noticed. (Against forgery there are signatures.)
 """
 
 import json
 import struct
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +15,16 @@ import numpy as np
 import safetensors.numpy
 
 from fedbilevel.errors import FedbilevelError
+
+NOT_A_MESSAGE = (
+    safetensors.SafetensorError,
+    struct.error,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,  # a type of arrays that numpy does not have
+    RecursionError,  # brackets in brackets in brackets
+)
 
 
 def encode(header: Mapping[str, Any], arrays: Mapping[str, Any]) -> bytes:
@@ -23,7 +35,17 @@ def encode(header: Mapping[str, Any], arrays: Mapping[str, Any]) -> bytes:
                 f"messages cannot contain {np.asarray(array).dtype} arrays such as '{name}': use float32."
             )
     contiguous = {name: np.ascontiguousarray(array).reshape(np.shape(array)) for name, array in arrays.items()}
-    return safetensors.numpy.save(contiguous, metadata={"header": json.dumps(header)})
+    text = json.dumps(header)
+    return safetensors.numpy.save(contiguous, metadata={"header": text, "checksum": _checksum(text, contiguous)})
+
+
+def _checksum(text: str, arrays: Mapping[str, np.ndarray]) -> str:
+    checksum = zlib.crc32(text.encode())
+    for name in sorted(arrays):
+        array = arrays[name]
+        checksum = zlib.crc32(f"{name} {array.dtype} {array.shape}".encode(), checksum)
+        checksum = zlib.crc32(array.reshape(-1).view(np.uint8).data, checksum)
+    return f"{checksum:08x}"
 
 
 def decode(message: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -35,10 +57,13 @@ def decode(message: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     try:
         arrays = safetensors.numpy.load(message)
         (length,) = struct.unpack("<Q", message[:8])
-        header = json.loads(json.loads(message[8 : 8 + length])["__metadata__"]["header"])
+        metadata = json.loads(message[8 : 8 + length])["__metadata__"]
+        if metadata["checksum"] != _checksum(metadata["header"], arrays):
+            raise FedbilevelError("its contents are damaged.")
+        header = json.loads(metadata["header"])
         if not isinstance(header, dict):
             raise ValueError("its header is not an object")
-    except (safetensors.SafetensorError, ValueError, KeyError, struct.error) as error:
+    except NOT_A_MESSAGE as error:
         raise FedbilevelError(f"this is not a message of fedbilevel: {error}.") from error
     return header, arrays
 

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedbilevel.core.digest import digest
 from fedbilevel.errors import FedbilevelError, FedbilevelWarning, NoQuorum
 from fedbilevel.storage.arrays import decode, encode
 from fedbilevel.storage.files import write_atomically
@@ -52,39 +51,41 @@ class Checkpoints:
         """The checkpoints, the newest first."""
         return sorted(Path(self.folder).glob("round-*.safetensors"), reverse=True)
 
+    def _path(self, round: int) -> Path:
+        return Path(self.folder) / f"round-{round:010}.safetensors"
+
     def due(self) -> bool:
         """Whether it is time for the next one."""
         return time.monotonic() - self._last >= self.seconds
 
     def save(self, run: str, arrays: Mapping[str, np.ndarray], round: int, saved: Saved) -> Path:
         """Write a checkpoint of the run with this fingerprint, and remove old ones."""
-        header = {
-            "run": run,
-            "round": round,
-            "history": saved.history,
-            "seconds": saved.seconds,
-            "checksum": _checksum(arrays),
-        }
-        path = Path(self.folder) / f"round-{round:010}.safetensors"
+        header = {"run": run, "round": round, "history": saved.history, "seconds": saved.seconds}
+        path = self._path(round)
         write_atomically(path, encode(header, arrays))
         self._last = time.monotonic()
         for old in self.files()[self.keep :]:
             old.unlink(missing_ok=True)
         return path
 
-    def newest(self, run: str, restore: Callable[[Mapping[str, np.ndarray]], Any]) -> Saved | None:
+    def newest(
+        self, run: str, restore: Callable[[Mapping[str, np.ndarray]], Any], before: int | None = None
+    ) -> Saved | None:
         """The newest checkpoint of the run with this fingerprint. One that cannot be used gives a warning, and the one
-        before it is tried; if none can be used, that is an error, and nothing is overwritten.
+        before it is tried; if none can be used, that is an error, and nothing is overwritten. Those of the round
+        ``before`` and later ones are removed: the run goes back.
         """
         self._last = time.monotonic()
+        if before is not None:
+            for path in self.files():
+                if path.name >= self._path(before).name:
+                    path.unlink(missing_ok=True)
         refused = ""
         for path in self.files():
             try:
                 header, arrays = decode(path.read_bytes())
-                if {"run", "history", "seconds", "checksum"} - header.keys():
+                if {"run", "history", "seconds"} - header.keys():
                     raise FedbilevelError("it is not a checkpoint of fedbilevel.")
-                if header["checksum"] != _checksum(arrays):
-                    raise FedbilevelError("its contents are damaged.")
                 if header["run"] != run:
                     raise FedbilevelError("it belongs to a run with another configuration or other data.")
                 return Saved(restore(arrays), header["history"], header["seconds"])
@@ -102,7 +103,3 @@ def check_checkpoints(seconds: float, keep: int) -> None:
     """Refuse a time between checkpoints, or a number of them to keep, that makes no sense."""
     if seconds < 0 or keep < 1:
         raise FedbilevelError("checkpoints: seconds must not be negative, and the number to keep must be at least 1.")
-
-
-def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
-    return digest((name, arrays[name]) for name in sorted(arrays))

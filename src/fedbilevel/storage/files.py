@@ -19,18 +19,35 @@ except ImportError:  # not on this system: then nothing is locked
     fcntl = None
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file in one step: a reader, even after a crash, sees all of it or the one before."""
+def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
+    """Write a file in one step: a reader, even after a crash, sees all of it or the one before.
+
+    ``durable=False`` does not wait for the disk: the file survives the end of the process, but perhaps not that of the
+    machine, after which it may be there with other contents. It needs a checksum of its own.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         with draft.open("wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)
+    if durable:
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on disk, where the system can do that."""
+    with contextlib.suppress(OSError):
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
 
 
 def new_folder(name: str, out: Path | None) -> Path:

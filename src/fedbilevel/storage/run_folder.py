@@ -75,6 +75,10 @@ class RunFacts(TypedDict, total=False):
     refused: Mapping[str, str]  # who cannot take part, and why
     waits: str  # for whom
     submitted: int  # how many jobs there were
+    stuck: int  # how many of the last ones did not finish a round
+    round_before: int  # where the last one began
+    undelivered: list[str]  # the sites that do not have the result yet
+    deliveries: Mapping[str, int]  # how often it was tried to give it to them
     rules: Mapping[str, Any]
     round: int
     seen: float  # when the last record was written

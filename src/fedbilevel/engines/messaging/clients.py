@@ -10,6 +10,7 @@ import numpy as np
 from fedbilevel.core import Carry, Clients, Each, Key, Replies, Step, mean_type
 from fedbilevel.engines.exchanges import Position, ProgramClients
 from fedbilevel.engines.messaging.blocks import Blocks
+from fedbilevel.engines.messaging.commits import Commits
 from fedbilevel.engines.messaging.protocol import Run
 from fedbilevel.engines.participation import check_sample
 from fedbilevel.engines.plan import Exchange
@@ -91,15 +92,18 @@ class MessageCohort(NamedTuple):
 
 
 class Scope:
-    """What the views of one round share: counts, and numbers for exchanges and sub-cohorts."""
+    """What the views of one attempt at a round share: counts, numbers for exchanges and sub-cohorts, and who has
+    acknowledged the rounds before.
+    """
 
-    def __init__(self, round: int, served: Counts, calls: Counts) -> None:
-        self.round = round
+    def __init__(self, round: int, attempt: int, served: Counts, calls: Counts, commits: Commits) -> None:
+        self.round, self.attempt, self.commits = round, attempt, commits
         self.served, self.calls = ({name: count.copy() for name, count in c.items()} for c in (served, calls))
         self.sent, self.sub_cohorts = 0, 0
         self.asked: set[int] = set()
         self.answers: dict[int, int] = {}  # how often each client answered in this round
         self.failed: set[int] = set()
+        self.diverged = False  # nobody's numbers are finite
         self.projections: dict[str, dict[str, float]] = {}
 
 
@@ -138,8 +142,9 @@ class MessageClients(ProgramClients):
             method=step.__name__,
             slot=slot,
             scope=self.memory_scope,
-            attempt=engine.attempt(scope.round),
-            committed=scope.round - 1,
+            session=engine.session,
+            attempt=scope.attempt,
+            base=-1,
             answers=0,
             projections=scope.projections,
             blocks={},

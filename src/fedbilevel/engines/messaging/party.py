@@ -1,12 +1,11 @@
 """A client of a federation: its data, its memory and its blocks of a private x, reached only by messages."""
 
-import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +16,13 @@ from fedbilevel.core.data import Data
 from fedbilevel.core.task import Task
 from fedbilevel.core.vectors import Vector
 from fedbilevel.engines.messaging import protocol
+from fedbilevel.engines.messaging.kept import Answered, Kept, Vault
 from fedbilevel.engines.messaging.protocol import Commit, Done, Evaluate, Join, Lost, Reveal, Run, Stale
 from fedbilevel.engines.participation import Everyone
 from fedbilevel.engines.plan import trace
 from fedbilevel.engines.program import Program, check_fits, split_vectors, without
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.storage.arrays import decode, encode, named_leaves, rebuild
-from fedbilevel.storage.files import write_atomically
+from fedbilevel.storage.arrays import named_leaves, rebuild
 
 
 def all_finite(tree: Any) -> bool:
@@ -47,19 +46,12 @@ def _call(
     return call(getattr(program.algorithm, method), client, memory, jax.random.fold_in(key, id), *broadcast)
 
 
-class Kept(NamedTuple):
-    """What a client keeps of a committed round: its blocks of a private x, and its memory of the run."""
-
-    round: int
-    blocks: dict[str, Any]
-    memory: Any
-
-
 class Party:
     """One client, reached only through :meth:`handle`.
 
-    Everything between two commits is provisional: a message of another attempt at a round starts again from what was
-    saved, and if the server went back, so does the client, by one round.
+    Everything between two commits is provisional, and saved before it is answered: a client that is restarted answers
+    the same message in the same way. A message of a later attempt at a round starts again from what was committed; if
+    the server went back, so does the client, by one round.
 
     Args:
         task: with this client's rows only.
@@ -81,16 +73,17 @@ class Party:
         evaluate: Callable[[Any, Any], Mapping[str, float]] | None = None,
         reveals: bool = False,
     ) -> None:
-        self.id, self.folder, self.evaluate, self.reveals = id, folder, evaluate, reveals
+        self.id, self.evaluate, self.reveals = id, evaluate, reveals
         self.program = Program(task.problem, algorithm, task.layout._replace(clients=clients), Everyone())
         check_fits(task.problem, algorithm, self.program.layout, self.program.participation)
         self.data = task.data._replace(weights=jnp.asarray([weight]))
         self.plan = trace(self.program, self.data)
-        self.run = ""
+        self.vault = Vault(folder if self.program.holds else None, self.plan.by_name)
+        self.session = ""
         self.kept: list[Kept] = []  # the last committed round, and the one before
-        self.attempt = ""  # at which round the following belongs to
-        self.answers = 0
-        self.memory: dict[str, Any] = {}  # by scope: a sub-cohort of one exchange may have a memory of its own
+        self.attempt = ("", -1)  # session and number: what follows belongs to it
+        self.answers: list[Answered] = []
+        self.memory: dict[str, Any] = {}  # by scope
         self.blocks: dict[str, Any] = {}
         self.held: dict[str, np.ndarray] = {}
 
@@ -100,7 +93,7 @@ class Party:
         return {
             Join: self._join,
             Run: self._run,
-            Commit: self._commit,
+            Commit: self._committed,
             Evaluate: self._evaluate,
             Reveal: self._reveal,
         }
@@ -111,7 +104,9 @@ class Party:
 
     def _join(self, message: Join, arrays: Arrays) -> Answer:
         """Set up its block and memory, of which nothing is ever sent; or continue with those saved for this run."""
-        self.run, self.attempt, self.held = message.run, "", {}
+        if message.session == self.session:  # it has done this
+            return Done(), {}
+        self.vault.run, self.held = message.run, {}
         x, y = self.program.problem.start(jax.random.wrap_key_data(jnp.asarray(arrays["key"])))
         if message.given_x:
             x = Vector(rebuild({"x": x.tree}, arrays)["x"], "x")
@@ -119,18 +114,20 @@ class Party:
             y = Vector(rebuild({"y": y.tree}, arrays)["y"], "y")
         x, y = (self.program.problem.nearest(v) for v in (x, y))
         first = Kept(-1, {"start": x.tree}, self.program.algorithm.memory(x, y))
-        committed = message.committed
-        if committed is None and not message.again:
-            self.kept = [first]
-            self._save()
-            return Done(), {}
-        self.kept = self._load(first)
-        if not self.kept:
-            if self.program.problem.private_x or self.program.algorithm.remembers == "run":
-                raise FedbilevelError("its saved state of this run is lost.")
-            self.kept = [first]  # nothing of this run is at clients only
-        if committed is not None and not message.again:  # a replayed message knows nothing of rounds since
-            self._go_back(committed)
+        if message.committed is None and not message.again:
+            self.kept, answers = [first], []
+            self.vault.save(self.kept)
+        else:
+            kept, answers = self.vault.load(first)
+            self.kept = kept or [first]
+            if not message.again:  # a replayed message knows nothing of rounds since
+                self._go_back(message.committed)
+        if self.program.lasting and self.kept[-1].round < message.base and not message.again:
+            raise FedbilevelError(f"its saved state of this run is lost: it should have round {message.base}.")
+        if self.program.lasting and answers and answers[0].base != self.kept[-1].round:
+            answers = []  # they are about another round
+        self.session = message.session
+        self._begin(*(answers[0].whole_attempt if answers else ("", -1)), answers)
         return Done(), {}
 
     def _run(self, message: Run, arrays: Arrays) -> Answer:
@@ -139,68 +136,127 @@ class Party:
             raise FedbilevelError(
                 f"the server asked for '{message.method}' in exchange {message.exchange}, which is another one here."
             )
-        if message.late is not None:
-            with contextlib.suppress(Stale):
-                self._commit(message.late, {})
-        self._begin(message)
-        if message.answers != self.answers and self.program.holds:
-            raise FedbilevelError("it was restarted in the middle of the round, and waits for the next one.")
-        self._project(message.projections)
+        attempt = (message.session, message.attempt)
+        self._check_joined()
+        if message.session != self.session:
+            raise FedbilevelError("it has not joined this session of the run.")
+        if self.attempt[0] == message.session and message.attempt < self.attempt[1]:
+            raise FedbilevelError("this message belongs to an earlier attempt at a round.")
+        if attempt != self.attempt:
+            self.commit(message.commit)
+            self._start(attempt, message.base)
+        elif self.program.lasting and self.kept[-1].round != message.base:
+            raise FedbilevelError("this message belongs to a round that has ended.")
+        if self.program.holds:
+            last = self.answers[-1] if self.answers else None
+            if last is not None and (last.number, last.slot) == (message.answers, message.slot):
+                return Done(last.finite), last.reply  # its answer did not arrive
+            if message.answers != len(self.answers):
+                raise FedbilevelError("it does not hold what happened in this round, and waits for the next one.")
         self.held.update({message.serials[name]: array for name, array in arrays.items() if name != "key"})
         if any(serial not in self.held for serial in message.serials.values()):
             raise Lost("it no longer has what was sent before.")
         received = {name: self.held[serial] for name, serial in message.serials.items()}
-        broadcast = self._with_blocks(exchange.broadcast, received, message.blocks)
+        projected = self._projected(message.projections)
+        broadcast = self._with_blocks(exchange.broadcast, received, message.blocks, {**self.blocks, **projected})
         scope = "run" if self.program.algorithm.remembers == "run" else message.scope
         key = jax.random.wrap_key_data(jnp.asarray(arrays["key"]))
         memory, upload = _call(
             self.program, exchange.method, self.data, jnp.asarray(self.id), key, self.memory.get(scope), broadcast
         )
-        for number, part in enumerate(split_vectors(upload)[0]):
-            if self.program.private(part):
-                self.blocks[f"{message.slot}.{number}"] = part.tree
-        self.memory[scope] = memory
-        self.answers += 1
-        return Done(), named_leaves(without(upload, self.program.private))
+        parts = split_vectors(upload)[0]
+        own = {f"{message.slot}.{n}": part.tree for n, part in enumerate(parts) if self.program.private(part)}
+        reply = named_leaves(without(upload, self.program.private))
+        if not self.program.holds:
+            return Done(), reply
+        finite, sent = all_finite((own, memory)), {name: np.asarray(array) for name, array in reply.items()}
+        place = (exchange.name, message.slot, scope)
+        number = (self.kept[-1].round, len(self.answers))
+        answered = Answered(*attempt, *number, *place, memory, {**projected, **own}, finite, sent)
+        self.vault.answer(answered)
+        self._remember(answered)
+        return Done(finite), sent
 
-    def _begin(self, message: Run | Commit) -> None:
-        """A message of another attempt: forget what was not committed."""
-        if message.attempt == self.attempt:
-            return
+    def _check_joined(self) -> None:
         if not self.kept:
             raise FedbilevelError("it has not joined this run.")
-        self._go_back(message.committed)
-        self.attempt, self.answers = message.attempt, 0
-        self.blocks, self.memory = dict(self.kept[-1].blocks), {"run": self.kept[-1].memory}
 
-    def _go_back(self, committed: int) -> None:
-        """Forget rounds that the server does not know to be committed."""
+    def _begin(self, session: str, attempt: int, answers: Sequence[Answered] = ()) -> None:
+        """An attempt at a round, from the last committed one, and with what was answered in it before."""
+        self.attempt, self.answers = (session, attempt), []
+        self.blocks, self.memory = dict(self.kept[-1].blocks), {"run": self.kept[-1].memory}
+        for each in answers:
+            self._remember(each)
+
+    def _remember(self, answered: Answered) -> None:
+        self.answers.append(answered)
+        self.memory[answered.scope] = answered.memory
+        self.blocks |= answered.blocks
+
+    def _start(self, attempt: tuple[str, int], base: int) -> None:
+        """A new attempt: forget what was not committed."""
+        if self.program.lasting:
+            self._go_back(base)
+            if self.kept[-1].round != base:
+                raise Stale(f"it has lost round {base}; the last one it has is {self.kept[-1].round}.")
+        self._begin(*attempt)
+
+    def _go_back(self, committed: int | None) -> None:
+        """Forget rounds after a committed one."""
+        if committed is None:
+            return
         known = [kept for kept in self.kept if kept.round <= committed]
         if not known:
-            raise FedbilevelError(
-                f"the server is at round {committed}, but it only has rounds {[kept.round for kept in self.kept]}."
-            )
+            rounds = " and ".join(str(kept.round) for kept in self.kept)
+            raise FedbilevelError(f"the server is at round {committed}, but it only has round {rounds}.")
         if len(known) < len(self.kept):
             self.kept = known
-            self._save()
+            self.vault.save(known)
 
-    def _with_blocks(self, shapes: Any, received: dict[str, np.ndarray], blocks: dict[str, dict[str, float]]) -> Any:
+    def commit(self, message: Commit | None) -> None:
+        """The end of a round: keep what the server's state refers to, forget the rest."""
+        self._check_joined()
+        if message is None or self.kept[-1].round >= message.round:  # it has done this
+            return
+        mine = (*self.attempt, len(self.answers)) == (message.session, message.attempt, message.answers)
+        if not mine and message.answers and self.program.lasting:
+            raise Stale(f"it has lost what it computed in round {message.round}.")
+        if not mine:
+            self._begin(message.session, message.attempt)
+        blocks = {**self.blocks, **self._projected(message.projections)}
+        lasting = {name: self._combine(terms, blocks) for name, terms in message.blocks.items()}
+        kept = [*self.kept[-1:], Kept(message.round, lasting or self.kept[-1].blocks, self.memory.get("run"))]
+        self.held = {serial: self.held[serial] for serial in message.held if serial in self.held}
+        if self.program.lasting:
+            self.vault.save(kept)
+        self.kept = kept
+        self._begin(*self.attempt)
+
+    def _committed(self, message: Commit, arrays: Arrays) -> Answer:
+        self.commit(message)
+        return Done(), {}
+
+    def _with_blocks(
+        self, shapes: Any, received: dict[str, np.ndarray], own: dict[str, dict[str, float]], blocks: dict[str, Any]
+    ) -> Any:
         """The broadcast, with the client's own blocks where the server only has names."""
         parts, structure = split_vectors(shapes)
         public = iter(split_vectors(rebuild(without(shapes, self.program.private), received))[0])
-        own = lambda number: Vector(self._combine(blocks[str(number)]), "x")
-        whole = [own(n) if self.program.private(part) else next(public) for n, part in enumerate(parts)]
+        mine = lambda number: Vector(self._combine(own[str(number)], blocks), "x")
+        whole = [mine(n) if self.program.private(part) else next(public) for n, part in enumerate(parts)]
         return jax.tree.unflatten(structure, whole)
 
-    def _project(self, projections: dict[str, dict[str, float]]) -> None:
+    def _projected(self, projections: dict[str, dict[str, float]]) -> dict[str, Any]:
         """Blocks that the server defined as the projection of others, in the order of their definition."""
+        new: dict[str, Any] = {}
         for name, terms in projections.items():
             if name not in self.blocks:
-                self.blocks[name] = self.program.problem.nearest(Vector(self._combine(terms), "x")).tree
+                combined = self._combine(terms, {**self.blocks, **new})
+                new[name] = self.program.problem.nearest(Vector(combined, "x")).tree
+        return new
 
-    def _combine(self, terms: dict[str, float], blocks: dict[str, Any] | None = None) -> Any:
+    def _combine(self, terms: dict[str, float], blocks: dict[str, Any]) -> Any:
         """The value of a combination; blocks from exchanges that this client was not asked in, or failed in, are 0."""
-        blocks = self.blocks if blocks is None else blocks
         zero = jax.tree.map(jnp.zeros_like, next(iter(blocks.values())))
         for name, factor in terms.items():
             if name in blocks:
@@ -208,50 +264,6 @@ class Party:
                     lambda total, a, factor=factor: total + jnp.asarray(factor, a.dtype) * a, zero, blocks[name]
                 )
         return zero
-
-    def _commit(self, message: Commit, arrays: Arrays) -> Answer:
-        """The end of a round: keep what the server's state refers to, forget the rest."""
-        if self.kept and self.kept[-1].round >= message.round:  # it has done this
-            return Done(), {}
-        self._begin(message)
-        if message.answers != self.answers and self.program.holds:
-            raise Stale("it was restarted before the end of the round, and continues from its saved state.")
-        self._project(message.projections)
-        blocks = {name: self._combine(terms) for name, terms in message.blocks.items()} or self.kept[-1].blocks
-        self.kept = [*self.kept[-1:], Kept(message.round, blocks, self.memory.get("run"))]
-        self.attempt, self.memory, self.blocks = "", {}, {}
-        self.held = {serial: self.held[serial] for serial in message.held if serial in self.held}
-        self._save()
-        return Done(), {"finite": np.asarray(all_finite(self.kept[-1][1:]))}
-
-    def _save(self) -> None:
-        """Save what is kept, each round in its own file; the oldest is removed last."""
-        if self.folder is None:
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        names = {f"round {kept.round}" for kept in self.kept}
-        for kept in self.kept:
-            path = self.folder / f"round {kept.round}"
-            if not path.exists() or kept is self.kept[-1]:
-                head = {"run": self.run, "round": kept.round, "blocks": sorted(kept.blocks)}
-                arrays = named_leaves({"blocks": [kept.blocks[n] for n in sorted(kept.blocks)], "memory": kept.memory})
-                write_atomically(path, encode(head, {k: np.asarray(a) for k, a in arrays.items()}))
-        for path in self.folder.glob("round *"):
-            if path.name not in names:
-                path.unlink()
-
-    def _load(self, like: Kept) -> list[Kept]:
-        """What was saved of this run."""
-        block = next(iter(like.blocks.values()))
-        found = []
-        for path in sorted(self.folder.glob("round *")) if self.folder is not None else ():
-            header, arrays = decode(path.read_bytes())
-            if header["run"] == self.run:
-                shapes = {"blocks": [block] * len(header["blocks"]), "memory": like.memory}
-                kept = jax.tree.map(jnp.asarray, rebuild(shapes, arrays))
-                blocks = dict(zip(header["blocks"], kept["blocks"], strict=True))
-                found.append(Kept(header["round"], blocks, kept["memory"]))
-        return sorted(found, key=lambda kept: kept.round)
 
     def solution(self, round: int, arrays: Mapping[str, np.ndarray]) -> tuple[Any, Any]:
         """x and y as this client knows them: from the public part of the server's state, its own block and memory."""
@@ -277,6 +289,7 @@ class Party:
 
     def _evaluate(self, message: Evaluate, arrays: Arrays) -> Answer:
         """Evaluate the current solution on its own rows."""
+        self.commit(message.commit)
         if self.evaluate is None:
             return Done(), {}
         numbers = self.evaluate(*self.solution(message.round, arrays))
@@ -286,6 +299,7 @@ class Party:
         """Send blocks and memory, where one person runs all parties and wants to see the result."""
         if not self.reveals:
             raise FedbilevelError("its private state is not for others.")
+        self.commit(message.commit)
         kept = self._kept_of(message.round)
         blocks = {name: self._combine(terms, kept.blocks) for name, terms in message.blocks.items()}
         return Done(), named_leaves({"blocks": blocks, "memory": kept.memory})

@@ -9,9 +9,9 @@ import traceback
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from fedbilevel.errors import FedbilevelError
 from fedbilevel.storage.arrays import decode, encode
 
 Arrays = Mapping[str, Any]
+LARGEST = 10**15
+"""Of numbers in headers: rounds, counts, factors."""
+Checked = TypeVar("Checked")
 Terms = dict[str, float]
 """A block of a private x as a combination of others: names and factors."""
 
@@ -68,8 +71,27 @@ class Prepare(Message):
 
 
 @dataclass(frozen=True)
+class Commit(Message):
+    """The end of a round: keep what the server's state refers to, forget the rest. It travels with the next message, or
+    by itself where there is none.
+    """
+
+    action = "commit"
+    when = "at the end of a round, with the next message"
+    down = "the names of what to keep"
+
+    session: str
+    attempt: int
+    round: int
+    answers: int  # how often this client answered in this round
+    blocks: dict[str, Terms]
+    projections: dict[str, Terms]
+    held: list[str]
+
+
+@dataclass(frozen=True)
 class Join(Message):
-    """Set up memory and blocks, or continue with those of the last committed round."""
+    """Set up memory and blocks, or continue with those of a committed round."""
 
     action = "join"
     when = "once"
@@ -78,28 +100,12 @@ class Join(Message):
     )
 
     run: str
+    session: str
     given_x: bool
     given_y: bool
     committed: int | None = None
+    base: int = -1  # what this client has acknowledged
     again: bool = False  # another worker got this before, and has saved something since
-
-
-@dataclass(frozen=True)
-class Commit(Message):
-    """The end of a round: keep what the server's state refers to, forget the rest."""
-
-    action = "commit"
-    when = "at the end of a round"
-    down = "the names of what to keep"
-    up = "whether its numbers are finite"
-
-    attempt: str
-    committed: int
-    round: int
-    answers: int  # how often this client answered in this round
-    blocks: dict[str, Terms]
-    projections: dict[str, Terms]
-    held: list[str]
 
 
 @dataclass(frozen=True)
@@ -118,13 +124,14 @@ class Run(Message):
     method: str
     slot: str
     scope: str
-    attempt: str
-    committed: int
-    answers: int
+    session: str
+    attempt: int  # at a round; a later one has a larger number
+    base: int  # the round whose memory the client starts from
+    answers: int  # how often it answered in this attempt
     projections: dict[str, Terms]
     blocks: dict[str, Terms]
     serials: dict[str, str]
-    late: Commit | None = None  # a commit that did not arrive
+    commit: Commit | None = None
 
     @property
     def kind(self) -> str:
@@ -141,6 +148,7 @@ class Evaluate(Message):
     up = "the site's metrics"
 
     round: int
+    commit: Commit | None = None
 
 
 @dataclass(frozen=True)
@@ -153,6 +161,7 @@ class Reveal(Message):
 
     round: int
     blocks: dict[str, Terms]
+    commit: Commit | None = None
 
 
 @dataclass(frozen=True)
@@ -164,6 +173,7 @@ class Finish(Message):
     down = "the result"
 
     round: int
+    commit: Commit | None = None
 
 
 @dataclass(frozen=True)
@@ -178,9 +188,11 @@ class Echo(Message):
 
 @dataclass(frozen=True)
 class Done(Message):
-    """An answer: it is done, and here are the arrays."""
+    """An answer: it is done, and here are the arrays. ``finite``: so are the numbers that stay at the client."""
 
     action = "done"
+
+    finite: bool = True
 
 
 @dataclass(frozen=True)
@@ -203,14 +215,15 @@ class Prepared(Message):
 
 @dataclass(frozen=True)
 class Failed(Message):
-    """The answer that something went wrong. "lost": the client was restarted and does not hold what the server thinks
-    it does; "stale": it no longer has what it answered with in this round.
+    """The answer that something went wrong. "lost": the client was restarted and does not hold what it was sent before;
+    "stale": it no longer has the memory that the server counts on; "unread": a message or its answer did not arrive, or
+    cannot be read.
     """
 
     action = "failed"
 
     error: str
-    reason: Literal["failed", "lost", "stale"] = "failed"
+    reason: Literal["failed", "lost", "stale", "unread"] = "failed"
 
 
 QUESTIONS = (Hello, Prepare, Join, Run, Commit, Evaluate, Reveal, Finish, Echo)
@@ -230,23 +243,23 @@ def unpack(data: bytes) -> tuple[Message, dict[str, np.ndarray]]:
     kind = _BY_ACTION.get(str(header.pop("action", "")))
     if kind is None:
         raise FedbilevelError("this is not a known kind of message.")
-    return _checked(kind, header), arrays
+    return checked(kind, header), arrays
 
 
-def _checked(kind: type[Message], header: Mapping[str, Any]) -> Message:
+def checked(kind: type[Checked], header: Mapping[str, Any]) -> Checked:
     """A header as its dataclass, every field of the right type."""
-    hints = _hints(kind)
-    fields = dataclasses.fields(kind)
+    hints, what = _hints(kind), getattr(kind, "action", kind.__name__)
+    fields: Any = dataclasses.fields(kind)  # pyright: ignore[reportArgumentType]
     missing = [f.name for f in fields if f.name not in header and f.default is dataclasses.MISSING]
     strange = [name for name in header if name not in hints]
     if missing or strange:
-        raise FedbilevelError(f"the message '{kind.action}' lacks {missing}, or has {strange}, which it should not.")
-    values = {name: _value(f"{kind.action}.{name}", value, hints[name]) for name, value in header.items()}
+        raise FedbilevelError(f"the message '{what}' lacks {missing}, or has {strange}, which it should not.")
+    values = {name: _value(f"{what}.{name}", value, hints[name]) for name, value in header.items()}
     return kind(**values)
 
 
 @cache
-def _hints(kind: type[Message]) -> dict[str, Any]:
+def _hints(kind: Any) -> dict[str, Any]:
     hints = typing.get_type_hints(kind)
     return {f.name: hints[f.name] for f in dataclasses.fields(kind)}
 
@@ -263,9 +276,11 @@ def _value(name: str, value: Any, hint: Any) -> Any:
     if origin is Literal and value in arguments:
         return value
     if dataclasses.is_dataclass(hint) and isinstance(value, dict):
-        return _checked(hint, value)  # pyright: ignore[reportArgumentType]
-    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return checked(hint, value)  # pyright: ignore[reportArgumentType]
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST:
         return float(value)
+    if hint is int and isinstance(value, int) and abs(value) > LARGEST:
+        raise FedbilevelError(f"the field '{name}' of a message is too large a number.")
     if isinstance(hint, type) and isinstance(value, hint) and isinstance(value, bool) == (hint is bool):
         return value
     raise FedbilevelError(f"the field '{name}' of a message has the wrong type.")
@@ -277,15 +292,15 @@ Handler = Callable[[Any, dict[str, np.ndarray]], tuple[Message, Arrays]]
 
 
 class Lost(Exception):
-    """The client was restarted, and does not hold what the server thinks it does."""
+    """The client was restarted, and does not hold what it was sent before."""
 
 
 class Stale(Exception):
-    """The client was restarted, and no longer has what it answered with in this round."""
+    """The client no longer has the memory that the server counts on."""
 
 
 class Private(Exception):
-    """An error about rows of the client: for the client's users, not for the server."""
+    """Why the client does not take part: for the client's users, not for the server."""
 
 
 class Handled(NamedTuple):
@@ -307,6 +322,9 @@ def handle(data: bytes, handlers: Mapping[type[Message], Handler], open_book: bo
     message = None
     try:
         message, arrays = unpack(data)
+    except FedbilevelError as error:
+        return failed(None, Failed(str(error), "unread"))
+    try:
         if type(message) not in handlers:
             raise FedbilevelError(f"it cannot answer '{message.action}' now.")
         answer, reply = handlers[type(message)](message, arrays)
@@ -319,7 +337,7 @@ def handle(data: bytes, handlers: Mapping[type[Message], Handler], open_book: bo
     except FedbilevelError as error:
         return failed(message, Failed(str(error)))
     except Private as error:
-        return failed(message, Failed("its data do not fit the experiment; see its own log."), str(error))
+        return failed(message, Failed("it does not take part in this study."), str(error))
     except Exception as error:  # a client must answer, whatever its code or data do
         said = f"{type(error).__name__}: {error}"
         if open_book:
@@ -331,49 +349,6 @@ def handle(data: bytes, handlers: Mapping[type[Message], Handler], open_book: bo
 def failed(message: Message | None, answer: Failed, problem: str = "") -> Handled:
     """An answer that says what went wrong; ``problem`` is what only the client may know of it, if that is more."""
     return Handled(message, answer, {}, pack(answer, {}), problem or answer.error)
-
-
-# The server's end.
-
-
-class Transport(Protocol):
-    """How a server reaches its clients."""
-
-    def ask(self, messages: Mapping[int, bytes], kind: str) -> dict[int, bytes | str]:
-        """Send each client its message, all at the same time. Returns each answer, or why there is none. Messages of
-        one kind are answered by the same program.
-        """
-        ...
-
-
-@dataclass
-class Post:
-    """Sends messages of one kind to clients and reads their answers. Every error is a :class:`Failed`."""
-
-    transport: Transport
-    bytes_down: int = 0
-    bytes_up: int = 0
-    absent: set[int] = field(default_factory=set)  # the clients that gave no answer at all to the last question
-
-    def ask(self, messages: Mapping[int, tuple[Message, Arrays]]) -> dict[int, tuple[Message, dict[str, np.ndarray]]]:
-        """Ask clients, and return an answer for each."""
-        packed = {client: pack(*message) for client, message in messages.items()}
-        kind = next((message.kind for message, _ in messages.values()), "")
-        answers = self.transport.ask(packed, kind)
-        self.bytes_down += sum(map(len, packed.values()))
-        self.bytes_up += sum(len(answer) for answer in answers.values() if isinstance(answer, bytes))
-        self.absent = {client for client in packed if not isinstance(answers.get(client), bytes)}
-        return {client: _read(answers.get(client, "it did not answer.")) for client in packed}
-
-
-def _read(answer: bytes | str) -> tuple[Message, dict[str, np.ndarray]]:
-    try:
-        message, arrays = (Failed(answer), {}) if isinstance(answer, str) else unpack(answer)
-        if not isinstance(message, ANSWERS):
-            raise FedbilevelError("it sent a request instead of an answer.")
-        return message, arrays
-    except FedbilevelError as error:
-        return Failed(str(error)), {}
 
 
 def table() -> str:

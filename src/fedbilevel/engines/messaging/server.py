@@ -3,6 +3,9 @@
 A client (``party.py``) holds its own data and memory, looks up the method by its name in its own copy of the algorithm,
 and answers with named arrays. A failure is an answer, too. A client keeps what it was sent until the end of the round,
 so nothing is sent twice. Blocks of a private x stay at the clients, and the server handles them by name only.
+
+A round has ended when a quorum of its clients has acknowledged the commit, which travels with their next message. Until
+then, all can go back to the round before: :class:`RoundLost` says when.
 """
 
 import dataclasses
@@ -22,34 +25,16 @@ from fedbilevel.core.vectors import Vector
 from fedbilevel.engines.exchanges import Position
 from fedbilevel.engines.messaging.blocks import Blocks, is_block
 from fedbilevel.engines.messaging.clients import Counts, MessageClients, MessageCohort, Scope
+from fedbilevel.engines.messaging.commits import Commits
 from fedbilevel.engines.messaging.party import all_finite
-from fedbilevel.engines.messaging.protocol import Commit, Evaluate, Failed, Join, Post, Reveal, Run, Transport
+from fedbilevel.engines.messaging.post import Answers, Post, Transport
+from fedbilevel.engines.messaging.protocol import Commit, Done, Evaluate, Failed, Finish, Join, Reveal, Run
+from fedbilevel.engines.messaging.records import Failure, Served
 from fedbilevel.engines.participation import Everyone, Participation
 from fedbilevel.engines.plan import Exchange, Plan
 from fedbilevel.engines.program import Program, round_keys, split_vectors, without
-from fedbilevel.errors import FedbilevelError, NoQuorum
+from fedbilevel.errors import FedbilevelError, NoQuorum, RoundLost
 from fedbilevel.storage.arrays import named_leaves, rebuild
-
-
-class Failure(NamedTuple):
-    """Why a client did not answer an exchange."""
-
-    round: int
-    method: str
-    client: int
-    reason: str
-
-
-class Served(NamedTuple):
-    """A record of one exchange: who answered, who did not and why, bytes sent, and seconds taken."""
-
-    round: int
-    method: str
-    answered: tuple[str, ...]
-    failed: dict[str, str]
-    bytes_down: int
-    bytes_up: int
-    seconds: float
 
 
 class State(NamedTuple):
@@ -61,6 +46,7 @@ class State(NamedTuple):
     finite: bool
     served: Counts
     calls: Counts
+    commits: Commits
 
 
 class Messaging:
@@ -96,12 +82,13 @@ class Messaging:
         self.program, self.plan, self.weights, self.post = program, plan, weights, Post(transport)
         self.server_data, self.quorum, self.run = server_data, quorum, run
         self.failures: list[Failure] = []
-        self.session = uuid.uuid4().hex[:8]  # attempts of another session are other attempts
+        self.session = ""  # attempts of another session are other attempts
+        self._attempts = itertools.count(1)
+        self._sent_back: set[tuple[int, int]] = set()  # who has lost which round before
         # Arrays that clients may hold, by their id; they are kept so that the id stays taken.
         self._serials: dict[int, tuple[str, Any]] = {}
         self._numbers = itertools.count()
         self._held: list[set[str]] = [set() for _ in weights]
-        self._late: dict[int, Commit] = {}  # commits that did not arrive
 
     def _serial(self, leaf: Any) -> str:
         if id(leaf) not in self._serials:
@@ -134,21 +121,27 @@ class Messaging:
             if not alive or client not in able:
                 continue
             parts = tuple(part.row(position) if isinstance(part, Each) else part for part in broadcast)
-            blocks = {str(n): part.terms for n, part in enumerate(split_vectors(parts)[0]) if is_block(part)}
             leaves[client] = named_leaves(without(parts, is_block))
-            serials = {name: self._serial(leaf) for name, leaf in leaves[client].items()}
-            own = {"answers": scope.answers.get(client, 0), "late": self._late.get(client)}
-            questions[client] = dataclasses.replace(asked_for, **own, serials=serials, blocks=blocks)
+            questions[client] = dataclasses.replace(
+                asked_for,
+                base=scope.commits.base(client),
+                answers=scope.answers.get(client, 0),
+                serials={name: self._serial(leaf) for name, leaf in leaves[client].items()},
+                blocks={str(n): part.terms for n, part in enumerate(split_vectors(parts)[0]) if is_block(part)},
+                commit=scope.commits.pending.get(client),
+            )
 
         def question(client: int) -> tuple[Run, dict[str, Any]]:
             new = {k: a for k, a in leaves[client].items() if self._serial(a) not in self._held[client]}
             return questions[client], {**{k: np.asarray(jnp.asarray(a)) for k, a in new.items()}, **own_key}
 
-        answers = self.post.ask({client: question(client) for client in questions})
+        most = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+        answers = self.post.ask({client: question(client) for client in questions}, most)
         again = [m for m, (answer, _) in answers.items() if isinstance(answer, Failed) and answer.reason == "lost"]
         for client in again:  # it was restarted, and needs everything
             self._held[client].clear()
-        answers |= self.post.ask({client: question(client) for client in again}) if again else {}
+        answers |= self.post.ask({client: question(client) for client in again}, most) if again else {}
+        scope.commits = self._heard(scope.commits, answers, round - 1)
         uploads: dict[int, Any] = {}
         strange: dict[int, Any] = {}
         for client, (answer, reply) in answers.items():
@@ -157,17 +150,17 @@ class Messaging:
                     raise FedbilevelError(answer.error)
                 upload = rebuild(shapes, reply)
                 self._held[client].update(questions[client].serials.values())
-                self._late.pop(client, None)
-                (uploads if all_finite(upload) else strange)[client] = upload
+                finite = isinstance(answer, Done) and answer.finite and all_finite(upload)
+                (uploads if finite else strange)[client] = upload
             except FedbilevelError as error:
                 self._held[client].clear()  # who knows what arrived
                 self.failures.append(Failure(round, asked_for.method, client, str(error)))
         if uploads:
             for client in strange:
-                reason = "its answer contains NaN or infinite numbers."
-                self.failures.append(Failure(round, asked_for.method, client, reason))
+                self.failures.append(Failure(round, asked_for.method, client, "its numbers are NaN or infinite."))
         else:
             uploads = strange  # not one client's fault: the run diverges
+            scope.diverged = bool(strange)
         scope.answers |= {client: scope.answers.get(client, 0) + 1 for client in uploads}
         scope.failed.update(failure.client for failure in self.failures[known:])
         failed = {self.names[client]: "it failed earlier in this round." for client in ids if client not in able}
@@ -186,39 +179,53 @@ class Messaging:
     def _quorum(self, asked: int) -> int:
         return min(self.quorum or asked // 2 + 1, asked)
 
+    def _heard(self, commits: Commits, answers: Answers, last: int) -> Commits:
+        """Note who has acknowledged what was pending. Who has lost the last round sends everybody back, once."""
+        for client, (answer, _) in answers.items():
+            if not isinstance(answer, Failed):
+                commits = commits.done(client)
+            elif answer.reason == "stale" and commits.base(client) == last and (client, last) not in self._sent_back:
+                self._sent_back.add((client, last))
+                raise RoundLost(f"round {last} is made again, because of {self.names[client]}: {answer.error}", last)
+        return commits
+
     def start(self, seed: int, x: Any = None, y: Any = None) -> State:
-        """Every party joins; then the algorithm's ``init``."""
+        """The parties join; then the algorithm's ``init``."""
         key, program = jax.random.key(seed), self.program
         x0, y0 = program.problem.start(jax.random.fold_in(key, 0))
-        self._join(key, x, y, None)
+        self._join(key, x, y)
         nearest, private = program.problem.nearest, program.problem.private_x
         first_x: Any = Blocks({"start": 1.0}) if private else nearest(x0 if x is None else Vector(x, "x"))
         first_y = nearest(y0 if y is None else Vector(y, "y"))
         counts = self.plan.no_counts()
         start_key = jax.random.fold_in(key, 1)
         cohort = self.cohort(program.first_participation, start_key)
-        scope = Scope(0, counts, counts)
+        scope = Scope(0, next(self._attempts), counts, counts, Commits())
         clients = MessageClients(self, start_key, Position("start"), cohort, self.weights, scope)
         server = program.algorithm.init(clients, first_x, first_y)
-        if scope.failed and private:  # it would have no block of x to go on with
-            m = min(scope.failed)
-            raise NoQuorum(f"the start needs all clients, but {self.names[m]}: {self.failures[-1].reason}")
-        return self._commit(State(key, server, 0, True, scope.served, scope.calls), cohort.ids, scope)
+        return self._end_round(key, server, cohort.ids, scope)
 
-    def _join(self, key: Key, x: Any, y: Any, committed: int | None) -> None:
+    def _join(self, key: Key, x: Any, y: Any, committed: int | None = None, commits: Commits | None = None) -> None:
         """Send every client the starting point, and the last committed round if this is not the start."""
+        self.session = uuid.uuid4().hex[:8]
         init_key = {"key": np.asarray(jax.random.key_data(jax.random.fold_in(key, 0)))}
-        join = Join(self.run, given_x=x is not None, given_y=y is not None, committed=committed)
+        join = Join(self.run, self.session, given_x=x is not None, given_y=y is not None, committed=committed)
         messages = {}
         for m in range(len(self.weights)):
             own = jax.tree.map(lambda a, m=m: a[m], x) if self.program.problem.private_x else x
             given = named_leaves({name: tree for name, tree in (("x", own), ("y", y)) if tree is not None})
-            messages[m] = (join, {**{k: np.asarray(v) for k, v in given.items()}, **init_key})
+            base = -1 if commits is None else commits.acknowledged.get(m, -1)
+            arrays = {**{k: np.asarray(v) for k, v in given.items()}, **init_key}
+            messages[m] = (dataclasses.replace(join, base=base), arrays)
         away = {m: answer.error for m, (answer, _) in self.post.ask(messages).items() if isinstance(answer, Failed)}
-        # The start needs all clients; later, clients that are offline only fail exchanges.
-        if away and (committed is None or len(messages) - len(away) < self._quorum(len(messages))):
+        round, there = committed or 0, tuple(name for m, name in enumerate(self.names) if m not in away)
+        self.failures += [Failure(round, "join", m, reason) for m, reason in away.items()]
+        self.served(Served(round, "join", there, {self.names[m]: away[m] for m in away}))
+        quorum = self._quorum(len(messages))
+        if len(messages) - len(away) < quorum:  # the others only fail exchanges, until they are there
             m, reason = next(iter(away.items()))
-            raise NoQuorum(f"{self.names[m]} could not join: {reason}")
+            may_come = len(messages) - len(away) + len(self.post.absent) >= quorum
+            raise (NoQuorum if may_come else FedbilevelError)(f"{self.names[m]} could not join: {reason}")
 
     def cohort(self, participation: Participation, key: Key) -> MessageCohort:
         """Draw the clients that take part."""
@@ -230,45 +237,53 @@ class Messaging:
         """Forget what clients hold: other clients are asked next."""
         self._held = [set() for _ in self.weights]
 
-    def _commit(self, state: State, ids: list[int], scope: Scope) -> State:
-        """End a round: give the private parts of the state their lasting names, and let clients forget the rest."""
-        parts, structure = split_vectors(state.server)
+    def _end_round(self, key: Key, server: Any, ids: list[int], scope: Scope) -> State:
+        """End a round: give the private parts of the state their lasting names. Clients forget the rest with the next
+        message they get.
+        """
+        round, commits = scope.round, self._acknowledged(scope.commits, scope.round - 1)
+        parts, structure = split_vectors(server)
         lasting = {f"state.{n}": part for n, part in enumerate(parts) if is_block(part)}
-        public = without(state.server, is_block)
+        public = without(server, is_block)
         alive = {id(leaf) for leaf in jax.tree.leaves(public)}
         same_clients = isinstance(self.program.participation, Everyone)
         self._serials = {k: v for k, v in self._serials.items() if k in alive and same_clients}
         kept = {serial for serial, _ in self._serials.values()}
         self._held = [held & kept for held in self._held]
         commit = Commit(
-            attempt=self.attempt(state.round),
-            committed=state.round - 1,
-            round=state.round,
+            session=self.session,
+            attempt=scope.attempt,
+            round=round,
             answers=0,
             blocks={name: part.terms for name, part in lasting.items()},
             projections=scope.projections,
             held=sorted(kept),
         )
-        asked = sorted({*ids, *scope.asked} - scope.failed)
-        commits = {m: dataclasses.replace(commit, answers=scope.answers.get(m, 0)) for m in asked}
-        answers = self.post.ask({m: (own, {}) for m, own in commits.items()})
-        away = {m: answer for m, (answer, _) in answers.items() if isinstance(answer, Failed)}
-        if away:  # a client may have lost what it remembered of this round, and users should know
-            self._late |= {m: commits[m] for m, answer in away.items() if answer.reason != "stale"}
-            there = tuple(self.names[m] for m in answers if m not in away)
-            failed = {self.names[m]: answer.error for m, answer in away.items()}
-            self.served(Served(state.round, "commit", there, failed, 0, 0, 0.0))
-            if self.program.holds and len(there) < max(1, self._quorum(len(answers))):
-                # What clients remember would be that of the round before: the round has not ended, and is made again.
-                name, reason = next(iter(failed.items()))
-                raise NoQuorum(f"round {state.round}: too few clients acknowledged its end; {name}: {reason}")
-        finite = all(np.all(reply.get("finite", True)) for _, reply in answers.values()) and all_finite(public)
+        # The start names the blocks of everybody, whoever was there.
+        everybody = range(len(self.weights)) if round == 0 and self.program.lasting else ()
+        asked = {*everybody, *({*ids, *scope.asked} - scope.failed)}
+        answers = {m: 0 if m in scope.failed else scope.answers.get(m, 0) for m in asked}
+        commits = commits.add({m: dataclasses.replace(commit, answers=answers[m]) for m in sorted(asked)})
         renamed = [Blocks({f"state.{n}": 1.0}) if is_block(part) else part for n, part in enumerate(parts)]
-        return state._replace(server=jax.tree.unflatten(structure, renamed), finite=finite)
+        finite = not scope.diverged and all_finite(public)
+        whole = jax.tree.unflatten(structure, renamed)
+        return State(key, whole, round, finite, scope.served, scope.calls, commits)
 
-    def attempt(self, round: int) -> str:
-        """The name of this attempt at a round."""
-        return f"{self.session}.{round}"
+    def _acknowledged(self, commits: Commits, round: int) -> Commits:
+        """Send the commit of a round to clients that got no message since, and see that a quorum has it."""
+        late = {m: commit for m, commit in commits.pending.items() if commit.round == round}
+        if not late or not self.program.lasting:
+            return commits
+        answers = self.post.ask({m: (commit, {}) for m, commit in late.items()})
+        commits = self._heard(commits, answers, round)
+        away = {self.names[m]: answer.error for m, (answer, _) in answers.items() if isinstance(answer, Failed)}
+        there = tuple(self.names[m] for m in answers if self.names[m] not in away)
+        self.served(Served(round, "commit", there, away))
+        done, wanted = commits.of_round(round)
+        if done < max(1, self._quorum(wanted)):
+            name, reason = next(iter(away.items()))
+            raise NoQuorum(f"round {round}: too few clients acknowledged its end; {name}: {reason}")
+        return commits
 
     def advance(self, state: State, rounds: int) -> State:
         """Advance by this number of rounds; stops when a result is not finite."""
@@ -277,27 +292,38 @@ class Messaging:
                 break
             draw, work = round_keys(state.key, state.round)
             cohort = self.cohort(self.program.participation, draw)
-            scope = Scope(state.round + 1, state.served, state.calls)
+            scope = Scope(state.round + 1, next(self._attempts), state.served, state.calls, state.commits)
             clients = MessageClients(self, work, Position("round"), cohort, self.weights, scope)
             server = self.program.algorithm.round(clients, state.server)
-            state = State(state.key, server, state.round + 1, True, scope.served, scope.calls)
-            state = self._commit(state, cohort.ids, scope)
+            state = self._end_round(state.key, server, cohort.ids, scope)
         return state
 
     def arrays(self, state: State) -> dict[str, np.ndarray]:
         """The arrays of the server's side of a state by name, to save them. Of private vectors it only has names."""
-        named = named_leaves({**state._asdict(), "key": jax.random.key_data(state.key), "server": self.public(state)})
-        return {name: np.asarray(leaf) for name, leaf in named.items()}
+        parts = {**state._asdict(), "key": jax.random.key_data(state.key), "server": self.public(state)}
+        parts["commits"] = state.commits.array()
+        return {name: np.asarray(leaf) for name, leaf in named_leaves(parts).items()}
+
+    def _tell(self, state: State, message: Evaluate | Reveal | Finish, most: int = 0, public: bool = True) -> Answers:
+        """Send everybody a message about a state: with what is pending, and with what the server has of the state."""
+        arrays = {k: np.asarray(leaf) for k, leaf in named_leaves(self.public(state)).items()} if public else {}
+        own = lambda m: dataclasses.replace(message, commit=state.commits.pending.get(m))
+        return self.post.ask({m: (own(m), arrays) for m in range(len(self.weights))}, most)
 
     def evaluate(self, state: State) -> dict[int, dict[str, float]]:
         """The metrics of the current solution on each client's own rows, for the clients that answer."""
-        public = {k: np.asarray(leaf) for k, leaf in named_leaves(self.public(state)).items()}
-        answers = self.post.ask(dict.fromkeys(range(len(self.weights)), (Evaluate(state.round), public)))
+        answers = self._tell(state, Evaluate(state.round))
+        self._heard(state.commits, answers, state.round)
         return {
             m: {name: float(value) for name, value in reply.items()}
             for m, (answer, reply) in answers.items()
             if not isinstance(answer, Failed) and all(value.ndim == 0 for value in reply.values())
         }
+
+    def finish(self, state: State) -> dict[str, str]:
+        """Give every client the result. Returns who could not be given it, and why."""
+        answers = self._tell(state, Finish(state.round))
+        return {self.names[m]: answer.error for m, (answer, _) in answers.items() if isinstance(answer, Failed)}
 
     def public(self, state: State) -> Any:
         """What the server has of a state."""
@@ -312,6 +338,7 @@ class Messaging:
             finite=np.zeros((), bool),  # pyright: ignore[reportArgumentType]
             served=self.plan.no_counts(),
             calls=self.plan.no_counts(),
+            commits=None,  # pyright: ignore[reportArgumentType]
         )
         known = rebuild(shapes._asdict(), arrays)
         parts, structure = split_vectors(self.plan.server)
@@ -319,10 +346,10 @@ class Messaging:
         whole = [
             Blocks({f"state.{n}": 1.0}) if self.program.private(part) else next(public) for n, part in enumerate(parts)
         ]
-        key = jax.random.wrap_key_data(jnp.asarray(known["key"]))
-        round, finite = int(known["round"]), bool(known["finite"])
-        self._join(key, None, None, round)
-        return State(key, jax.tree.unflatten(structure, whole), round, finite, known["served"], known["calls"])
+        key, server = jax.random.wrap_key_data(jnp.asarray(known["key"])), jax.tree.unflatten(structure, whole)
+        round, commits = int(known["round"]), Commits.of(arrays["commits"])
+        self._join(key, None, None, round, commits)
+        return State(key, server, round, bool(known["finite"]), known["served"], known["calls"], commits)
 
     def solution(self, state: State) -> tuple[Any, Any]:
         """The current x and y in the user's structure; private blocks and local y are gathered from clients that
@@ -334,9 +361,10 @@ class Messaging:
             return x.tree, y.tree
         parts, structure = split_vectors(state.server)
         blocks = {str(n): part.terms for n, part in enumerate(parts) if is_block(part)}
-        asked = dict.fromkeys(range(len(self.weights)), (Reveal(state.round, blocks), {}))
         answers = []
-        for client, (answer, reply) in self.post.ask(asked).items():
+        told = self._tell(state, Reveal(state.round, blocks), most=1 << 40, public=False)
+        self._heard(state.commits, told, state.round)
+        for client, (answer, reply) in told.items():
             if isinstance(answer, Failed):
                 raise NoQuorum(f"{self.names[client]} did not send its part of the solution: {answer.error}")
             answers.append(reply)

@@ -1,0 +1,71 @@
+"""The server's end of the wire: messages to clients, and what becomes of their answers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from fedbilevel.engines.messaging.protocol import ANSWERS, Arrays, Failed, Message, pack, unpack
+from fedbilevel.errors import FedbilevelError
+
+Answers = dict[int, tuple[Message, dict[str, np.ndarray]]]
+"""The answer of each client, with its arrays."""
+HEADER = 1 << 16
+"""The most bytes of an answer besides the numbers that it should have."""
+
+
+class Transport(Protocol):
+    """How a server reaches its clients."""
+
+    def ask(self, messages: Mapping[int, bytes], kind: str) -> dict[int, bytes | str]:
+        """Send each client its message, all at the same time. Returns each answer, or why there is none. Messages of
+        one kind are answered by the same program.
+        """
+        ...
+
+
+@dataclass
+class Post:
+    """Sends messages of one kind to clients and reads their answers. Every error is a :class:`Failed`."""
+
+    transport: Transport
+    bytes_down: int = 0
+    bytes_up: int = 0
+    absent: set[int] = field(default_factory=set)  # the clients that gave no answer at all to the last question
+
+    def ask(self, messages: Mapping[int, tuple[Message, Arrays]], most: int = 0) -> Answers:
+        """Ask clients, and return an answer for each. ``most`` is how many bytes of arrays an answer may have.
+
+        Who gives no answer that can be read is asked once more; who has answered before gives the same answer again.
+        """
+        packed = {client: pack(*message) for client, message in messages.items()}
+        kind = next((message.kind for message, _ in messages.values()), "")
+        answers = self._ask(packed, kind, most)
+        unread = {m: packed[m] for m, (answer, _) in answers.items() if _unread(answer)}
+        return {**answers, **self._ask(unread, kind, most)} if unread else answers
+
+    def _ask(self, packed: Mapping[int, bytes], kind: str, most: int) -> Answers:
+        given = self.transport.ask(packed, kind)
+        self.bytes_down += sum(map(len, packed.values()))
+        self.bytes_up += sum(len(answer) for answer in given.values() if isinstance(answer, bytes))
+        self.absent = {client for client in packed if not isinstance(given.get(client), bytes)}
+        return {client: _read(given.get(client, "it did not answer."), most + HEADER) for client in packed}
+
+
+def _unread(answer: Message) -> bool:
+    return isinstance(answer, Failed) and answer.reason == "unread"
+
+
+def _read(answer: bytes | str, most: int) -> tuple[Message, dict[str, np.ndarray]]:
+    if isinstance(answer, str):
+        return Failed(answer, "unread"), {}
+    if len(answer) > most:
+        return Failed(f"its answer has {len(answer)} bytes, where at most {most} are expected."), {}
+    try:
+        message, arrays = unpack(answer)
+    except FedbilevelError as error:
+        return Failed(str(error), "unread"), {}
+    if not isinstance(message, ANSWERS):
+        return Failed("it sent a request instead of an answer."), {}
+    return message, arrays
