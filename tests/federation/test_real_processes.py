@@ -27,7 +27,7 @@ from fedbilevel.storage.run_folder import RunFolder
 pytest.importorskip("nvflare")
 
 from fedbilevel.federation import coordinator, process, project
-from fedbilevel.federation.cli import missing
+from fedbilevel.federation.cli.following import missing
 from fedbilevel.federation.demo import child, free_port
 from fedbilevel.federation.join import obstacle
 from fedbilevel.federation.server import EXCHANGES

@@ -20,7 +20,7 @@ from rich.markup import escape
 from fedbilevel.data import heart_disease
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation import coordinator, process, project
-from fedbilevel.federation.cli import follow
+from fedbilevel.federation.cli.following import follow
 from fedbilevel.federation.worker import SECRET
 from fedbilevel.report import page
 from fedbilevel.runs.interrupts import Terminated

@@ -1,0 +1,26 @@
+"""``fedbilevel federation ...``: the commands of coordinators and sites, and a demo of both.
+
+A file for each kind of people. Imports the rest of federation; only the package's own command line imports it.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedbilevel.federation.cli import coordinator, site  # noqa: F401  (they add their commands)
+from fedbilevel.federation.cli.app import app, console
+
+
+@app.command()
+def demo(
+    out: Annotated[Path | None, typer.Option(help="Folder for everything. Default: a new one.")] = None,
+    rounds: Annotated[int, typer.Option(help="Number of rounds.")] = 60,
+) -> None:
+    """Run a server and four sites as real processes on this machine, with mutual TLS."""
+    from fedbilevel.federation.demo import run as run_demo
+
+    run_demo(out, rounds, console)
+
+
+__all__ = ["app"]

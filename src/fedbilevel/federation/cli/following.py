@@ -1,0 +1,89 @@
+"""A run on the terminal: its progress, its result, who missed what."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from fedbilevel.errors import FedbilevelError
+from fedbilevel.federation.cli.app import console
+
+
+def follow(place: Path, check: Callable[[], object] = lambda: None) -> dict[str, Any]:
+    """Show the progress of a run until it ends; ``check`` is called now and then, and may raise."""
+    from fedbilevel.storage.run_folder import RunFolder
+
+    run = RunFolder(place)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[seen]}"))
+    with Progress(*columns, TimeElapsedColumn(), console=console) as bars:
+        bar = bars.add_task("waiting", total=None, seen="")
+        while True:
+            known = run.info()
+            word = known.get("status", "wanted")
+            rows = run.rows()
+            seen = known.get("waits") or ""
+            if rows:
+                shown = [k for k in known.get("headline", {}) if k in rows[-1]]
+                seen = ", ".join(f"{k} {rows[-1][k]:.4g}" for k in shown if rows[-1][k] is not None)
+            done = rows[-1]["round"] if rows else 0
+            bars.update(bar, description=word, total=known.get("rounds"), completed=done, seen=seen)
+            if word in ("finished", "failed", "stopped"):
+                break
+            check()
+            time.sleep(0.3)
+    for name, reason in known.get("refused", {}).items():
+        console.print(f"{name}: {escape(reason)}", highlight=False, soft_wrap=True)
+    if known["status"] != "finished":
+        raise FedbilevelError(f"the run {place.name} {known['status']}: {known.get('failure', '')}")
+    show(place)
+    return known
+
+
+def show(place: Path) -> None:
+    """Print the result of a run."""
+    from fedbilevel.storage.run_folder import RunFolder
+
+    known, rows = RunFolder(place).info(), RunFolder(place).rows()
+    last = rows[-1]
+    table = Table(title=f"{known['task']}, {known['title']}, round {last['round']}", title_justify="left")
+    table.add_column("")
+    sites = known["sites"]
+    names = [n for n in last if all(f"{n}_{site}" in last for site in sites)]
+    for name in names or known.get("headline", {}):
+        table.add_column(known.get("headline", {}).get(name, name), justify="right")
+    number = lambda value: "-" if value is None else f"{value:.4f}"
+    if names:
+        for site in sites:
+            table.add_row(site, *(number(last[f"{n}_{site}"]) for n in names))
+        table.add_section()
+    table.add_row("all, mean" if names else "all", *(number(last.get(n)) for n in names or known.get("headline", {})))
+    console.print(table)
+    for name, (missed, reason) in missing(place).items():
+        console.print(
+            f"{name} missed {missed} exchanges, most recently because: {escape(reason)}",
+            highlight=False,
+            soft_wrap=True,
+        )
+    sent = known["summary"]
+    console.print(
+        f"{sent['bytes_down'] / 1e6:.2f} MB to the sites, {sent['bytes_up'] / 1e6:.2f} MB from them. "
+        f"Results in [bold]{place}[/bold]",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def missing(place: Path) -> dict[str, tuple[int, str]]:
+    """How many exchanges of a run each site missed, and the most recent reason."""
+    from fedbilevel.federation.server import EXCHANGES
+    from fedbilevel.storage.files import json_lines
+
+    found: dict[str, tuple[int, str]] = {}
+    for line in json_lines(place / EXCHANGES):
+        for name, reason in line["failed"].items():
+            found[name] = (found.get(name, (0, ""))[0] + 1, reason)
+    return found

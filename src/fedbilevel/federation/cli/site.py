@@ -1,0 +1,98 @@
+"""What a site types."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedbilevel.errors import FedbilevelError
+from fedbilevel.federation.cli.app import app, console, say
+
+
+@app.command()
+def join(
+    kit: Annotated[Path, typer.Argument(help="Start-up kit from the coordinator.")],
+    data: Annotated[
+        str,
+        typer.Option(
+            help="A .csv, .parquet or .npz file, a folder of images, package.module:function, or 'builtin' for an "
+            "experiment on the task's own data."
+        ),
+    ],
+    column: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=YOURS", help="Your name for a column of the experiment. May be repeated."),
+    ] = None,
+    folder: Annotated[Path | None, typer.Option(help="Folder of this site. Default: the kit's name.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the data and show what would be sent, but send nothing.")
+    ] = False,
+    approve: Annotated[
+        bool, typer.Option("--approve", help="Take part in the kit's study without being asked.")
+    ] = False,
+    study: Annotated[
+        list[Path] | None, typer.Option(help="Also take part in the study of this file. May be repeated.")
+    ] = None,
+    rules: Annotated[
+        Path | None, typer.Option(help="Also take part in every study that keeps the rules of this file.")
+    ] = None,
+    largest_upload: Annotated[float, typer.Option(help="Largest message to send, in megabytes.")] = 100.0,
+    algorithm: Annotated[list[str] | None, typer.Option(help="Run only this algorithm. May be repeated.")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="Take part only in this task. May be repeated.")] = None,
+    min_clients: Annotated[int, typer.Option(help="Fewest parties that the federation must have.")] = 2,
+    min_rows: Annotated[int, typer.Option(help="Fewest rows that any number sent may be computed from.")] = 10,
+) -> None:
+    """Take part with this site's data, which stay here, in studies that you approve. Ctrl-C leaves."""
+    from fedbilevel.federation import join as joining
+    from fedbilevel.federation.consent import Consent, Limits, Rules, digest
+    from fedbilevel.federation.preview import preview
+
+    if not kit.is_file():
+        raise FedbilevelError(f"there is no start-up kit {kit}.")
+    columns: dict[str, str] = {}
+    for pair in column or []:
+        name, equals, own = pair.partition("=")
+        if not equals or not name or not own:
+            raise FedbilevelError(f"--column needs NAME=YOURS, for instance --column age=Alter, not '{pair}'.")
+        columns[name] = own
+    limits = Limits(largest_upload, tuple(algorithm or ()), tuple(task or ()), min_clients, min_rows)
+    allowed = None if rules is None else Rules.read(rules)
+    place, settings = joining.unpack(kit, folder, data, columns)
+    settings = replace(settings, consent=Consent((), allowed, limits))
+    about = joining.about(place)
+    texts = {"the kit's study": (about["experiment"], approve)}
+    texts |= {str(path): (joining.text_of(path), True) for path in study or []}
+    approved = []
+    for what, (text, agreed) in texts.items():
+        preview(place, settings, text, console)
+        if agreed or (not dry_run and allowed is None and not study and _asked(what)):
+            approved.append(digest(text))
+    if dry_run:
+        console.print("Dry run: nothing was sent.")
+        return
+    if not approved and allowed is None:
+        raise FedbilevelError("this site takes part in no study: approve the kit's with --approve, or give --rules.")
+    settings = replace(settings, consent=replace(settings.consent, approved=tuple(approved)))
+    say(f"connecting to {about['host']}:{about['port']} as {about['party']} ...")
+    try:
+        joining.Joined(place, settings, say).serve()
+    except KeyboardInterrupt:
+        say("left the federation. Run the same command to join again and continue.")
+
+
+def _asked(what: str) -> bool:
+    """Whether the user wants to take part; nobody is asked where nobody can answer."""
+    return sys.stdin.isatty() and typer.confirm(f"Take part in {what}?", default=False)
+
+
+@app.command()
+def log(
+    folder: Annotated[Path, typer.Argument(help="Folder of a site.")],
+    last: Annotated[int, typer.Option(help="Also show the last N messages one by one.")] = 0,
+) -> None:
+    """Show what a site has sent: how often, how many bytes, and which arrays."""
+    from fedbilevel.federation.preview import ledger
+
+    ledger(folder, console, last)
