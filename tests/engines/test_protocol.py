@@ -127,7 +127,7 @@ def test_what_is_no_answer_is_a_failure_of_that_client_alone() -> None:
 
 @pytest.mark.parametrize("deep", [b"[" * 100_000, b'{"a":' * 100_000])
 def test_deeply_nested_headers_are_a_sentence(deep: bytes) -> None:
-    metadata = json.dumps({"__metadata__": {"header": deep.decode(), "checksum": f"{zlib.crc32(deep):08x}"}}).encode()
+    metadata = json.dumps({"__metadata__": {"header": f"{zlib.crc32(deep):08x} {deep.decode()}"}}).encode()
     data = struct.pack("<Q", len(metadata)) + metadata
     with pytest.raises(fb.FedbilevelError, match="this is not a message of fedbilevel"):
         unpack(data)

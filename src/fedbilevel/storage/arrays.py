@@ -1,7 +1,8 @@
 """Named arrays with a header of plain values as bytes, for messages and files, in a format that cannot execute code.
 
-The bytes are a safetensors file. Its metadata have the header, as JSON, and a checksum of header and arrays: a torn
-file or a flipped bit is noticed. (Against forgery there are signatures.)
+The bytes are a safetensors file. Its metadata have one entry, since more would be in no particular order: a checksum of
+header and arrays, so that a torn file or a flipped bit is noticed, and the header, as JSON. (Against forgery there are
+signatures.)
 """
 
 import json
@@ -36,7 +37,7 @@ def encode(header: Mapping[str, Any], arrays: Mapping[str, Any]) -> bytes:
             )
     contiguous = {name: np.ascontiguousarray(array).reshape(np.shape(array)) for name, array in arrays.items()}
     text = json.dumps(header)
-    return safetensors.numpy.save(contiguous, metadata={"header": text, "checksum": _checksum(text, contiguous)})
+    return safetensors.numpy.save(contiguous, metadata={"header": f"{_checksum(text, contiguous)} {text}"})
 
 
 def _checksum(text: str, arrays: Mapping[str, np.ndarray]) -> str:
@@ -57,10 +58,10 @@ def decode(message: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     try:
         arrays = safetensors.numpy.load(message)
         (length,) = struct.unpack("<Q", message[:8])
-        metadata = json.loads(message[8 : 8 + length])["__metadata__"]
-        if metadata["checksum"] != _checksum(metadata["header"], arrays):
+        checksum, _, text = json.loads(message[8 : 8 + length])["__metadata__"]["header"].partition(" ")
+        if checksum != _checksum(text, arrays):
             raise FedbilevelError("its contents are damaged.")
-        header = json.loads(metadata["header"])
+        header = json.loads(text)
         if not isinstance(header, dict):
             raise ValueError("its header is not an object")
     except NOT_A_MESSAGE as error:
