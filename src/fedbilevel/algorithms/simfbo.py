@@ -13,34 +13,8 @@ from fedbilevel.mathematics.hypergradient import Point, directions, feasible
 
 
 @dataclass(frozen=True)
-class SimFBO(Algorithm):
-    """SimFBO: local steps on x, y and the adjoint u at once; the server steps along the sums of local directions.
-
-    With z = (x, y, u) and D = (grad_x f - d2xy g u, grad_y g, d2yy g u - grad_y f), client i takes the steps k = 0 ..
-    tau - 1 from the server's z and sends the sum of its directions, along which the server takes one step::
-
-        z_i <- z_i - eta a_i^k D_i(z_i),    q_i = sum_k a_i^k D_i(z_i)
-        z   <- P( z - gamma (n / |C|) sum_{i in C} w_i q_i )
-
-    =============  ================   =====================
-    paper          name               meaning
-    =============  ================   =====================
-    gamma_x        lr_upper           step of x on the server
-    gamma_y        lr_lower           ... of y
-    gamma_v        lr_adjoint         ... of u (v in the paper)
-    eta_x          local_lr_upper     step of x on the clients
-    eta_y          local_lr_lower     ... of y
-    eta_v          local_lr_adjoint   ... of u
-    tau            local_steps        local steps between exchanges
-    tau_i          local_steps_of     local steps of each client, if they differ; overrides local_steps
-    r              radius             bound on the norm of u; L_f / mu in the theory, infinite by default
-    a_i^k          coefficient()      weight of step k on client i: 1, and 0 from step tau_i on
-    =============  ================   =====================
-
-    Clients with different tau_i count in proportion to them: see ShroFBO. All compute as long as the one with the most
-    steps, which is what is counted here, but do not move after their last step. Cohorts are drawn without replacement,
-    with weights n w_i / |C|. Clients evaluate at feasible points; the server projects x and y.
-    """
+class LocalDirections(Algorithm):
+    """What SimFBO and ShroFBO share: the local steps on z = (x, y, u), and the server's step."""
 
     citation = (
         'Yang, Xiao, Ji: "SimFBO: Towards Simple, Flexible and Communication-efficient Federated Bilevel Learning", '
@@ -48,14 +22,6 @@ class SimFBO(Algorithm):
     )
     source = "reconstruction without the paper's text"
     assumes = "g strongly convex in y, bounded heterogeneity, and third-order smoothness of g"
-    exact = (
-        "exact with one local step, or with local steps of size 0; otherwise client drift displaces the limit, in "
-        "proportion to eta and to tau - 1, whatever gamma is"
-    )
-    costs = (
-        "One exchange per round: p + 2d floats down and up; tau (2 Gf, 1 Gg, 1 J, 1 H) per client, 1 Gf with a shared "
-        "batch"
-    )
 
     lr_upper: float = parameter(0.2, "step size of x on the server", above=0, tune=(1e-3, 1e3))
     lr_lower: float = parameter(0.1, "step size of y on the server", above=0, tune=(1e-3, 2.0))
@@ -70,13 +36,6 @@ class SimFBO(Algorithm):
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> Point:
         return Point(x, y, u=0 * y)
-
-    def round(self, clients: Clients, server: Point) -> Point:
-        return self.move(clients, server, clients.run(self.descend, server).estimate())
-
-    def descend(self, client: Client, key: Key, z: Point) -> Point:
-        """Local steps; what goes up is the sum of the directions along the way."""
-        return self.collect(client, key, z)[0]
 
     def collect(self, client: Client, key: Key, z: Point) -> tuple[Point, jax.Array]:
         """The sums of the directions and of their coefficients along the local path."""
@@ -120,7 +79,54 @@ class SimFBO(Algorithm):
 
 
 @dataclass(frozen=True)
-class ShroFBO(SimFBO):
+class SimFBO(LocalDirections):
+    """SimFBO: local steps on x, y and the adjoint u at once; the server steps along the sums of local directions.
+
+    With z = (x, y, u) and D = (grad_x f - d2xy g u, grad_y g, d2yy g u - grad_y f), client i takes the steps k = 0 ..
+    tau - 1 from the server's z and sends the sum of its directions, along which the server takes one step::
+
+        z_i <- z_i - eta a_i^k D_i(z_i),    q_i = sum_k a_i^k D_i(z_i)
+        z   <- P( z - gamma (n / |C|) sum_{i in C} w_i q_i )
+
+    =============  ================   =====================
+    paper          name               meaning
+    =============  ================   =====================
+    gamma_x        lr_upper           step of x on the server
+    gamma_y        lr_lower           ... of y
+    gamma_v        lr_adjoint         ... of u (v in the paper)
+    eta_x          local_lr_upper     step of x on the clients
+    eta_y          local_lr_lower     ... of y
+    eta_v          local_lr_adjoint   ... of u
+    tau            local_steps        local steps between exchanges
+    tau_i          local_steps_of     local steps of each client, if they differ; overrides local_steps
+    r              radius             bound on the norm of u; L_f / mu in the theory, infinite by default
+    a_i^k          coefficient()      weight of step k on client i: 1, and 0 from step tau_i on
+    =============  ================   =====================
+
+    Clients with different tau_i count in proportion to them: see ShroFBO. All compute as long as the one with the most
+    steps, which is what is counted here, but do not move after their last step. Cohorts are drawn without replacement,
+    with weights n w_i / |C|. Clients evaluate at feasible points; the server projects x and y.
+    """
+
+    exact = (
+        "exact with one local step, or with local steps of size 0; otherwise client drift displaces the limit, in "
+        "proportion to eta and to tau - 1, whatever gamma is"
+    )
+    costs = (
+        "One exchange per round: p + 2d floats down and up; tau (2 Gf, 1 Gg, 1 J, 1 H) per client, 1 Gf with a shared "
+        "batch"
+    )
+
+    def round(self, clients: Clients, server: Point) -> Point:
+        return self.move(clients, server, clients.run(self.descend, server).estimate())
+
+    def descend(self, client: Client, key: Key, z: Point) -> Point:
+        """Local steps; what goes up is the sum of the directions along the way."""
+        return self.collect(client, key, z)[0]
+
+
+@dataclass(frozen=True)
+class ShroFBO(LocalDirections):
     """ShroFBO: SimFBO made robust to clients that take different numbers of local steps.
 
     Local steps as in SimFBO, but a client sends its mean direction and how many steps it took, |a_i| = sum_k a_i^k; the

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.algorithms import FedAvg
-from fedbilevel.core import Client, Clients, Key, Problem, parameter
+from fedbilevel.core import Algorithm, Client, Clients, Key, Problem, parameter
 from fedbilevel.core.presentation import Details, Outcomes, Presentation, Reference, Suggestion
 from fedbilevel.core.schedules import constant
 from fedbilevel.core.task import Task
@@ -61,13 +61,20 @@ def _problem(model: Model, rc: float, regularizer: str) -> Problem:
 
 
 @dataclass(frozen=True)
-class Jointly(FedAvg):
+class Jointly(Algorithm):
     """FedAvg on one loss for representation and head: the mean over all rows of a client, whichever level they serve.
 
     It is what people do without bilevel learning, and a reference of this task only.
     """
 
+    bilevel = False
+
+    lr_lower: float = parameter(0.5, "step size of representation and head", above=0)
+    local_steps: int = parameter(1, "local steps between averages", least=1)
     validation: float = parameter(0.5, "share of the validation rows", least=0)
+
+    def init(self, clients: Clients, x: Vector, y: Vector) -> Pair:
+        return Pair(x, y)
 
     def round(self, clients: Clients, server: Pair) -> Pair:
         return add(server, clients.run(self.both, *server).mean())
@@ -81,6 +88,9 @@ class Jointly(FedAvg):
 
         start = Pair(x, y)
         return sub(client.repeat(self.local_steps, step, start, key), start)
+
+    def solution(self, server: Pair, memory: None) -> tuple[Vector, Vector]:
+        return server.x, server.y
 
 
 @cache  # one function for one model: it is compiled once
