@@ -8,7 +8,7 @@ scalars (a time, a flag) are not counted as floats, but their bytes are.
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -142,20 +142,21 @@ class _PlannedClients(ProgramClients):
         memory: list[Any],
         held: dict[int, Any],
         by_name: dict[str, Exchange],
+        traced: dict[Any, tuple[Callable[..., Any], Tally]],
         sub_cohort: int | None = None,
     ) -> None:
         super().__init__(program, data, key, position)
         self.data, self.cohort, self.memory, self.sub_cohort = data, cohort, memory, sub_cohort
-        self.held, self.by_name = held, by_name
+        self.held, self.by_name, self.traced = held, by_name, traced
 
     def run(self, step: Step, *broadcast: Any) -> Replies:
-        program, tally, key = self.program, Tally(), self.next_key()
+        program, key = self.program, self.next_key()
         if program.participation.resample and self.sub_cohort is None:
             self.held.clear()  # others than before
         check_each(broadcast, program.participation)
         broadcast = tuple(part.row(0) if isinstance(part, Each) else part for part in broadcast)
-        client = program.layout.client(program.problem, self.data, 0, self.data.weights[0], tally)
-        self.memory[0], upload = call(step, client, self.memory[0], key, *program.set_owned(broadcast, False))
+        function, tally = self._once(step, (self.memory[0], key, *program.set_owned(broadcast, False)))
+        self.memory[0], upload = function(self.memory[0], key, *program.set_owned(broadcast, False))
         down, bytes_down = self._size(broadcast, self.held)
         up, bytes_up = self._size(upload, {})
         name, loops, at = self.position.take(), self.position.lengths, self.position.iterations
@@ -167,6 +168,16 @@ class _PlannedClients(ProgramClients):
         exchange = self.by_name.setdefault(name, made)
         exchange.down[at], exchange.bytes_down[at] = down, bytes_down
         return _PlannedReplies(program.set_owned(upload, True), program.layout.clients, self.cohort)
+
+    def _once(self, step: Step, arguments: Any) -> tuple[Callable[..., Any], Tally]:
+        """A client function that is traced once for arguments of these shapes, and its oracle calls."""
+        leaves, structure = jax.tree.flatten(arguments)
+        asked = (step.__name__, structure, tuple((jnp.shape(a), jnp.result_type(a)) for a in leaves))
+        if asked not in self.traced:
+            tally = Tally()
+            client = self.program.layout.client(self.program.problem, self.data, 0, self.data.weights[0], tally)
+            self.traced[asked] = jax.jit(partial(call, step, client)), tally
+        return self.traced[asked]
 
     def _size(self, message: Any, held: dict[int, Any]) -> tuple[int, int]:
         """Floats and bytes of what is new in a message; remembers it as held."""
@@ -186,7 +197,7 @@ class _PlannedClients(ProgramClients):
     def sample(self, size: int) -> "Clients":
         check_sample(size, self.cohort)
         memory = self.memory if self.program.algorithm.remembers == "run" else [None]
-        view = (self.next_key(), self.position, size, memory, dict(self.held), self.by_name)
+        view = (self.next_key(), self.position, size, memory, dict(self.held), self.by_name, self.traced)
         return _PlannedClients(self.program, self.data, *view, sub_cohort=size)
 
     def weighted(self, weights: jax.Array) -> "Clients":
@@ -197,7 +208,7 @@ class _PlannedClients(ProgramClients):
         return Vector(self.program.problem.nearest(Vector(x.tree, x.space)).tree, x.space, x.owned)
 
     def _at(self, key: Key, position: Position) -> "_PlannedClients":
-        view = (key, position, self.cohort, self.memory, self.held, self.by_name)
+        view = (key, position, self.cohort, self.memory, self.held, self.by_name, self.traced)
         return _PlannedClients(self.program, self.data, *view, self.sub_cohort)
 
     def _loop(self, times: int | jax.Array, iteration: Callable[[Any, Carry], Carry], carry: Carry) -> Carry:
@@ -233,11 +244,12 @@ def _trace(program_structure: Any, structure: Any, shapes: tuple[tuple[tuple[int
         key = jax.random.key(0)
         x, y = program.problem.start(key)
         memory = program.algorithm.memory(x, y)
+        traced: dict[Any, Any] = {}
 
         def clients(block: str, participation: Participation, held: Mapping[int, Any]) -> _PlannedClients:
             cohort = participation.draw(key, program.layout.clients).ids.shape[0]
             held = dict(held) if same_clients else {}
-            return _PlannedClients(program, data, key, Position(block), cohort, [memory], held, {})
+            return _PlannedClients(program, data, key, Position(block), cohort, [memory], held, {}, traced)
 
         at_start = clients("start", program.first_participation, {})
         server = program.algorithm.init(at_start, program.set_owned(x, True), y)

@@ -118,6 +118,7 @@ class SimulatedClients(ProgramClients):
             kept = [part for part in sent if program.private(part)]
             return memory, kept, [None if program.private(part) else part for part in sent]
 
+        visit = jax.jit(visit, inline=True)  # traced once, not for its shapes and again for the loop
         loop = _scan if program.batching == "scan" else _vmap
         memory, kept, mean, stacked = loop(visit, (ids, self._recall(), blocks, own_rows), active, shares)
         self._remember(memory)
