@@ -25,7 +25,10 @@ def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
     ``durable=False`` does not wait for the disk: the file survives the end of the process, but perhaps not that of the
     machine, after which it may be there with other contents. It needs a checksum of its own.
     """
+    new = [folder for folder in path.parents if durable and not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
+    for folder in new:
+        sync_folder(folder.parent)
     draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         with draft.open("wb") as file:
