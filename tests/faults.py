@@ -208,6 +208,13 @@ def writes(fault: Fault) -> Iterator[None]:
         yield
 
 
+def once(case: Case, folder: Path, rounds: int, every: int = 2, server: Fragile | None = None) -> fb.Result:
+    """One server, which may not come to the end."""
+    engine: Any = server or Fragile(case, folder / "clients", Fault())
+    checkpoint = fb.Checkpoints(folder / "server", seconds=0)
+    return fb.solve(*case[:2], rounds, 3, case[2], every=every, engine=engine, metrics=False, checkpoint=checkpoint)
+
+
 def run(
     case: Case,
     folder: Path,
@@ -224,10 +231,8 @@ def run(
         for _ in range(servers):
             made.append(Fragile(case, folder / "clients", fault))
             prepare(made[-1])
-            options: Any = {"every": every, "engine": made[-1], "metrics": False}
-            options["checkpoint"] = fb.Checkpoints(folder / "server", seconds=0)
             try:
-                return fb.solve(*case[:2], rounds, 3, case[2], **options), made
+                return once(case, folder, rounds, every, made[-1]), made
             except (Killed, NoQuorum):
                 continue
     raise AssertionError("it did not come to its end")

@@ -13,12 +13,13 @@ import pytest
 
 import fedbilevel as fb
 from contract import CONTRACT, noisy
-from faults import AT_WRITES, TO_MESSAGES, Accidents, Case, Fault, Fragile, Killed, run
+from faults import AT_WRITES, TO_MESSAGES, Accidents, Case, Fault, Fragile, Killed, once, run
 from fedbilevel.engines.messaging.protocol import Run
 from fedbilevel.engines.participation import Everyone, Uniform
 from fedbilevel.engines.simulation import Simulation
 from fedbilevel.errors import FedbilevelWarning, NoQuorum
-from helpers import largest_difference, sample_weights
+from fedbilevel.storage.arrays import decode
+from helpers import largest_difference, sample_weights, small_disk
 
 KINDS = ["fedbioacc", "fedbioacc-local", "fedmsa", "private", "primal-dual", "commfedbio"]
 """Memories of a round and of the run, blocks of a private x, weights and rows on the server, error feedback."""
@@ -280,7 +281,50 @@ def test_a_client_whose_disk_is_wiped_is_left_out_with_a_sentence(tmp_path: Path
     assert result.metrics["round"] == 4
     assert {failure.client for failure in servers[0].failures} == {0}
     assert "its saved state of this run is lost (it should have round 2): restore" in servers[0].failures[0].reason
-    run(case("fedbioacc-local"), tmp_path, Fault(), rounds=6, prepare=prepare)  # so does every later job
+    later = Fragile(case("fedbioacc-local"), tmp_path / "clients", Fault())  # the next job does without it, too
+    shutil.rmtree(tmp_path / "clients" / "client 0")
+    _, saved = decode(fb.Checkpoints(tmp_path / "server").files()[0].read_bytes())
+    later.restore(saved)
+    assert [(failure.client, failure.method) for failure in later.failures] == [(0, "join")]
+
+
+@pytest.mark.parametrize("how", ["fill", "read_only"])
+@pytest.mark.parametrize("whose", ["server", "clients"])
+def test_a_disk_that_is_full_for_a_while(whose: str, how: str, tmp_path: Path) -> None:
+    """A sentence says so, and the run goes on when there is space, to the same numbers."""
+    whole = case("fedbioacc-local")
+    with small_disk(tmp_path / whose) as disk:
+        run(whole, tmp_path, Fault(), rounds=2)
+        getattr(disk, how)()
+        if whose == "clients":
+            with pytest.raises(NoQuorum, match=r"client 0 could not join: it cannot use its files \((No sp|Read-only)"):
+                once(whole, tmp_path, 5)
+        else:
+            with pytest.raises(OSError, match=r"No space left on device|Read-only"):
+                once(whole, tmp_path, 5)
+        disk.free()
+        result, servers = run(whole, tmp_path, Fault(), rounds=5)
+        assert largest_difference((result.x, result.y), simulated("fedbioacc-local", 5)) < TOLERANCE
+        assert not servers[0].failures
+
+
+def test_one_client_whose_disk_is_full_for_a_while(tmp_path: Path) -> None:
+    """It does not answer what it could not remember, and takes part again when it can."""
+    with small_disk(tmp_path / "clients") as disk:
+        (tmp_path / "client 0").mkdir()
+        (disk.folder / "client 0").symlink_to(tmp_path / "client 0")
+        engine = Fragile(case("fedbioacc-local"), disk.folder, Fault())
+        engine.quorum = 1
+        state = engine.advance(engine.start(3), 2)
+        disk.fill()
+        state = engine.advance(state, 2)
+        assert {failure.client for failure in engine.failures} == {1}
+        assert {failure.reason for failure in engine.failures} == {"it cannot use its files (No space left on device)."}
+        disk.free()
+        engine.failures.clear()
+        engine.solution(engine.advance(state, 3))
+        assert not engine.failures
+        assert [party.kept[-1].round for party in engine.parties] == [7, 7]
 
 
 def test_an_older_checkpoint_than_the_clients_ends_with_a_sentence(tmp_path: Path) -> None:

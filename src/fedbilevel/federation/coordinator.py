@@ -265,9 +265,8 @@ class Coordinator:
     def _counted_on(self, sites: list[str], quorum: int) -> list[str]:
         """The sites for a job: those that are likely to stay, and others only if it cannot be done without them."""
         there = {name for name in sites if self.presence.steady(name)}
-        others = sorted(
-            (name for name in sites if name in self.seen and name not in there), key=self.presence.since.get
-        )  # pyright: ignore
+        since = self.presence.since
+        others = sorted((name for name in sites if name in since and name not in there), key=lambda name: since[name])
         return [name for name in sites if name in there or name in others[: max(0, quorum - len(there))]]
 
     def _start_job(self, run: str, sites: list[str], there: list[str], study: Study) -> None:

@@ -53,7 +53,9 @@ class Server:
             raise
         except OSError as error:  # a full disk, a folder that became read-only: it goes on when it can
             with contextlib.suppress(OSError):
-                said = f"the server cannot write its state ({error.strerror}): free space or make the folder writable."
+                said = (
+                    f"the server cannot write its state ({error.strerror or error}): free space, or make it writable."
+                )
                 RunFolder(self.folder).enter("waiting", failure=said)
             raise
         except Exception as error:
@@ -236,7 +238,7 @@ def _compute(folder: Path, sites: list[str]) -> None:
         config["federation"] = {name: plain(value) for name, value in asdict(study.rules).items()}
         place.write_config(configuration.write(config))
         described = describe(built, folder)
-        place.enter("running", **{**described, "clients": len(sites), "rules": asdict(study.rules)}, failure="")
+        place.enter("running", **{**described, "clients": len(sites), "rules": asdict(study.rules), "failure": ""})
         experiment = built.experiment
 
         def on_row(row: dict[str, Any]) -> None:

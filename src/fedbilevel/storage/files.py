@@ -43,6 +43,16 @@ def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
         sync_folder(path.parent)
 
 
+def why_unwritable(folder: Path) -> str:
+    """Why nothing can be saved in a folder, or "" if it can be: tried with a small file."""
+    try:
+        write_atomically(folder / ".writable", bytes(1 << 14), durable=False)
+        (folder / ".writable").unlink(missing_ok=True)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
 def sync_folder(folder: Path) -> None:
     """Wait until the names in a folder are on disk, where the system can do that."""
     with contextlib.suppress(OSError):

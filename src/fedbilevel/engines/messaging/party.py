@@ -204,7 +204,7 @@ class Party:
 
     def _check_kept(self, base: int) -> None:
         """Refuse to begin again in the middle of a run, as if nothing had been before."""
-        if self.program.lasting and self.wiped and base >= 0:
+        if self.program.lasting and self.wiped and self.kept[-1].round < base:
             raise FedbilevelError(
                 f"its saved state of this run is lost (it should have round {base}): restore its folder from a backup."
             )

@@ -217,13 +217,13 @@ class Prepared(Message):
 class Failed(Message):
     """The answer that something went wrong. "lost": the client was restarted and does not hold what it was sent before;
     "stale": it no longer has the memory that the server counts on, only that of an older ``round``; "unread": a message
-    or its answer did not arrive, or cannot be read.
+    or its answer did not arrive, or cannot be read; "unable": not now, but perhaps later.
     """
 
     action = "failed"
 
     error: str
-    reason: Literal["failed", "lost", "stale", "unread"] = "failed"
+    reason: Literal["failed", "lost", "stale", "unread", "unable"] = "failed"
     round: int | None = None
 
 
@@ -341,6 +341,9 @@ def handle(data: bytes, handlers: Mapping[type[Message], Handler], open_book: bo
         return failed(message, Failed(str(error), "stale", error.round))
     except FedbilevelError as error:
         return failed(message, Failed(str(error)))
+    except OSError as error:  # a full disk, a folder that became read-only
+        said = f"it cannot use its files ({error.strerror or type(error).__name__})."
+        return failed(message, Failed(said, "unable"), f"{said[:-1]}: {error.filename or error}")
     except Private as error:
         return failed(message, Failed("it does not take part in this study."), str(error))
     except Exception as error:  # a client must answer, whatever its code or data do
