@@ -243,6 +243,27 @@ def test_a_network_that_breaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         gone(running.folder)
 
 
+def test_an_older_checkpoint_than_the_sites_keep_ends_the_run(running: Running) -> None:
+    """Such as one from a backup. It is not tried again and again."""
+    run = running.want(study(300), "from-a-backup")
+    running.at_round(run, 5)
+    backup = running.folder / "backup"
+    while not backup.exists() or not list(backup.iterdir()):
+        shutil.rmtree(backup, ignore_errors=True)
+        with contextlib.suppress(shutil.Error, OSError):  # a checkpoint may be removed now
+            shutil.copytree(run / "checkpoints", backup)
+    running.at_round(run, rounds(run)[-1] + 20)
+    process.end(running.children["server"], seconds=15.0)
+    shutil.rmtree(run / "checkpoints")
+    shutil.copytree(backup, run / "checkpoints")
+    running.children["server"] = child(["start", str(running.home)], running.folder / "server.log")
+    wait(lambda: status(run)["status"] == "failed", PATIENT, lambda: json.dumps(status(run)))
+    assert "could not join: the server is at round" in status(run)["failure"]
+    jobs = status(run)["submitted"]
+    time.sleep(10)
+    assert (status(run)["submitted"], status(run)["status"]) == (jobs, "failed")
+
+
 def asleep(words: list[str], seconds: float) -> None:
     """Stop processes for a while, as a laptop does."""
     stopped = [number for each in words for number in matching(each)]
