@@ -62,7 +62,7 @@ class Fault:
 
     def at_write(self, path: Path, content: bytes) -> str:
         """What happens at this write."""
-        place = (path.parent.name, path.name, decode(content)[0].get("base"))
+        place = (path.parent.name, path.name, decode(content)[0].get("slot"))
         self.writes[place] = None
         return self._now(place, AT_WRITES)
 

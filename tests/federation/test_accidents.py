@@ -129,7 +129,8 @@ def test_a_hundred_random_kills(running: Running, record_property: Report) -> No
     began = time.monotonic()
     for number in itertools.count():
         run = running.want(study(length), f"run-{number}")
-        progress, moved, again = (-1, 0), time.monotonic(), 0.0
+        progress, moved = (-1, 0), time.monotonic()
+        seen, early, next_strike = 0, False, 0.0
         while status(run).get("status") not in ("finished", "failed"):
             killer.revive()
             time.sleep(0.2)
@@ -139,14 +140,15 @@ def test_a_hundred_random_kills(running: Running, record_property: Report) -> No
                 progress, moved = now, time.monotonic()
             assert time.monotonic() - moved < PATIENT, f"stuck: {json.dumps(status(run))}, {killer.killed}"
             # Mostly in the middle of the work, sometimes while others are still being started again.
-            at_work = status(run).get("status") == "running" and bool(done)
+            at_work = status(run).get("status") == "running" and len(done) > seen
             if (
                 killer.killed.total() < KILLS
-                and time.monotonic() > again
-                and (at_work or killer.random.random() < 0.02)
+                and time.monotonic() > next_strike
+                and (at_work or early)
+                and killer.strike()
             ):
-                killer.strike()
-                again = time.monotonic() + killer.random.uniform(0.0, 6.0)
+                seen, early = len(done), killer.random.random() < 0.2
+                next_strike = time.monotonic() + killer.random.uniform(0.0, 30.0 if early else 3.0)
         assert status(run)["status"] == "finished", status(run).get("failure")
         differences.append(difference(run, length))
         print(
