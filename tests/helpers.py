@@ -3,10 +3,12 @@
 import contextlib
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -156,6 +158,49 @@ def sample_weights(clients: int = 5, samples: int = 6, private: bool = True) -> 
     first = lambda m: 0 if private else m * samples
     data = [{"train": rows(samples - m % 2, first(m)), "val": rows(3, 0)} for m in range(clients)]
     return fb.Task(problem, data, batch_size={"train": 2, "val": None})
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A file system of its own."""
+
+    folder: Path
+
+    def fill(self) -> None:
+        """Until not one byte is left."""
+        with (self.folder / "filling").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            for size in (1 << 16, 1 << 12, 1):
+                with contextlib.suppress(OSError):
+                    while file.write(bytes(size)):
+                        pass
+
+    def read_only(self) -> None:
+        """As a system does that finds an error on a disk."""
+        subprocess.run(["mount", "-o", "remount,ro", str(self.folder)], check=True)
+
+    def free(self) -> None:
+        """There is space again, and it can be written."""
+        subprocess.run(["mount", "-o", "remount,rw", str(self.folder)], check=True)
+        (self.folder / "filling").unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: str = "1m") -> Iterator[Disk]:
+    """A real file system that can be full; skips the test where none can be mounted."""
+    folder.mkdir()
+    mounted = (
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True, check=False
+        )
+        if shutil.which("mount")
+        else None
+    )
+    if mounted is None or mounted.returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        yield Disk(folder)
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def fedbilevel(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -2,6 +2,7 @@
 
 import shutil
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -12,12 +13,13 @@ import pytest
 
 import fedbilevel as fb
 from contract import CONTRACT, noisy
-from faults import AT_WRITES, TO_MESSAGES, Accidents, Case, Fault, Fragile, run
+from faults import AT_WRITES, TO_MESSAGES, Accidents, Case, Fault, Fragile, Killed, once, run
 from fedbilevel.engines.messaging.protocol import Run
 from fedbilevel.engines.participation import Everyone, Uniform
 from fedbilevel.engines.simulation import Simulation
 from fedbilevel.errors import FedbilevelWarning, NoQuorum
-from helpers import largest_difference, sample_weights
+from fedbilevel.storage.arrays import decode
+from helpers import largest_difference, sample_weights, small_disk
 
 KINDS = ["fedbioacc", "fedbioacc-local", "fedmsa", "private", "primal-dual", "commfedbio"]
 """Memories of a round and of the run, blocks of a private x, weights and rows on the server, error feedback."""
@@ -43,36 +45,49 @@ def simulated(kind: str, rounds: int, few: bool = True) -> Any:
     return engine.solution(engine.advance(engine.start(3), rounds))
 
 
-def in_turn(kind: str, folder: Path, few: bool = True, faults: tuple[str, ...] = (*TO_MESSAGES, *AT_WRITES)) -> int:
-    """Every fault at every message and at every write; returns how many runs that were."""
+def in_turn(kind: str, folder: Path, apart: int, few: bool = True) -> int:
+    """Every fault at every message and at every write, in runs with one fault, or with one at every so manieth place.
+    Returns how many faults there were."""
     without = Fault()
     run(case(kind, few), folder / "without", without)
-    counts = {**dict.fromkeys(TO_MESSAGES, without.messages), **dict.fromkeys(AT_WRITES, without.writes)}
-    places = [(what, number) for what in faults for number in range(counts[what])]
-    for what, number in places:
-        place, fault = folder / what / str(number), Fault(what, number)
-        result, servers = run(case(kind, few), place, fault)
-        where = f"{what}, number {number}"
-        assert fault.happened, where
-        assert largest_difference((result.x, result.y), simulated(kind, 2, few)) < TOLERANCE, where
-        assert not [failure for server in servers for failure in server.failures], where
-        shutil.rmtree(place)
-    return len(places)
+    happened = 0
+    for what in (*TO_MESSAGES, *AT_WRITES):
+        places = list(without.messages if what in TO_MESSAGES else without.writes)
+        for first in range(min(apart, len(places))):
+            place, fault = folder / what / str(first), Fault(what, places[first::apart])
+            result, servers = run(case(kind, few), place, fault, servers=len(places) + 1)
+            where = f"{what}: {places[first::apart]}"
+            assert not fault.places, where
+            assert largest_difference((result.x, result.y), simulated(kind, 2, few)) < TOLERANCE, where
+            assert not [failure for server in servers for failure in server.failures], where
+            happened += len(places[first::apart])
+            shutil.rmtree(place)
+    return happened
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_fault_at_every_message_and_every_write(kind: str, tmp_path: Path) -> None:
-    assert in_turn(kind, tmp_path) > 50
+def test_every_fault_at_every_message_and_every_write(
+    kind: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """In runs with several: one fault has been dealt with when the next one happens."""
+    faults = in_turn(kind, tmp_path, apart=3)
+    assert faults > 150
+    record_property("faults", faults)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("few", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_fault_where_some_clients_take_part(kind: str, tmp_path: Path) -> None:
-    """Commits then have no next message to travel with."""
-    assert in_turn(kind, tmp_path, few=False) > 50
+def test_every_fault_alone(
+    kind: str, few: bool, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """Also where some clients take part: commits then have no next message to travel with."""
+    faults = in_turn(kind, tmp_path, apart=1000, few=few)
+    assert faults > 150
+    record_property("faults", faults)
 
 
-@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 40))])
+@pytest.mark.parametrize("seed", [1, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, *range(4, 40)))])
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_faults_one_after_the_other(kind: str, seed: int, tmp_path: Path) -> None:
     """A fault in one of eight messages and writes. Who is hit twice in an exchange is left out of it, and that is said:
@@ -124,7 +139,7 @@ def test_a_client_that_loses_what_it_computed_sends_everybody_back(kind: str, ho
     assert lost[0] > 0
     assert largest_difference((result.x, result.y), simulated(kind, 5)) < TOLERANCE
     assert not servers[0].failures
-    assert servers[0]._sent_back == {(0, 3)}
+    assert servers[0]._sent_back == {0: {3}}
     assert [row["round"] for row in result.history] == [0, 2, 4, 5]
 
 
@@ -149,6 +164,107 @@ def test_a_client_whose_last_round_cannot_be_read(kind: str, how: str, tmp_path:
     assert not servers[0].failures
 
 
+def later(answer: Any, number: int) -> bool:
+    """Whether this is the first message of a round after this one."""
+    return isinstance(answer, Run) and answer.slot == f"{number + 1}.0"
+
+
+@pytest.mark.parametrize("lost", ["answer *", "round 3"])
+@pytest.mark.parametrize("kind", LASTING)
+def test_a_server_killed_while_a_round_is_acknowledged(kind: str, lost: str, tmp_path: Path) -> None:
+    """After checkpoint 3. Some clients have round 3; one has only round 2, and lost what it computed since, or it had
+    round 3 and lost that."""
+    done: list[int] = []
+
+    def prepare(server: Fragile) -> None:
+        def before(client: int, message: Any) -> None:
+            if not done and client == 1 and later(message, 3):
+                if lost == "round 3":
+                    server.parties[1].commit(message.commit)
+                done.append(lose(tmp_path / "clients" / "client 1", lost, "torn"))
+                assert [party.kept[-1].round for party in server.parties] == [3, 3 if lost == "round 3" else 2]
+                raise Killed
+
+        server.before = before
+
+    result, servers = run(case(kind), tmp_path, Fault(), rounds=5, prepare=prepare)
+    assert done[0] > 0
+    assert largest_difference((result.x, result.y), simulated(kind, 5)) < TOLERANCE
+    assert len(servers) == 2
+    assert not [failure for server in servers for failure in server.failures]
+
+
+@pytest.mark.parametrize("how", ["torn", "damaged"])
+@pytest.mark.parametrize("kind", LASTING)
+def test_a_server_whose_newest_checkpoint_cannot_be_read(kind: str, how: str, tmp_path: Path) -> None:
+    """It has the one before, and so has every client."""
+    done: list[int] = []
+
+    def prepare(server: Fragile) -> None:
+        def before(client: int, message: Any) -> None:
+            if not done and client == 1 and later(message, 3):
+                done.append(lose(tmp_path / "server", "*3.safetensors", how))
+                raise Killed
+
+        server.before = before
+
+    with pytest.warns(FedbilevelWarning, match="Trying the one before"):
+        result, servers = run(case(kind), tmp_path, Fault(), rounds=5, prepare=prepare)
+    assert done == [1]
+    assert largest_difference((result.x, result.y), simulated(kind, 5)) < TOLERANCE
+    assert not servers[1].failures
+
+
+@pytest.mark.parametrize("lost", ["answer *", "round 3"])
+@pytest.mark.parametrize("kind", LASTING)
+def test_who_comes_back_without_its_last_round_when_the_others_have_gone_on(
+    kind: str, lost: str, tmp_path: Path
+) -> None:
+    """Such as a machine without power for a while. It is not shut out: it continues from what it has, and that is
+    said."""
+    task, algorithm, cohort = case(kind)
+    engine, away = Fragile((task, algorithm, cohort), tmp_path / "clients", Fault()), [False]
+    usual, engine.quorum = engine._deliver, 1
+    engine._deliver = lambda client, message, of: (  # pyright: ignore
+        "it is offline." if away[0] and client == 1 else usual(client, message, of)
+    )
+    state = engine.advance(engine.start(3), 3)
+    if lost == "round 3":
+        engine.parties[1].commit(state.commits.pending[1])
+        state = state._replace(commits=state.commits.done(1))
+    away[0] = True
+    state = engine.advance(state, 3)
+    assert lose(tmp_path / "clients" / "client 1", lost, "torn")
+    away[0] = False
+    engine.restart(1)
+    engine.failures.clear()
+    state = engine.advance(state, 3)
+    (failure,) = engine.failures
+    assert failure.client == 1
+    assert failure.reason.startswith("it has lost ")
+    assert failure.reason.endswith("It continues from round 2.")
+    engine.solution(state)  # with which the last commit travels
+    assert [party.kept[-1].round for party in engine.parties] == [9, 9]
+
+
+def test_a_client_makes_the_others_go_back_only_so_often(tmp_path: Path) -> None:
+    """One that always says that it has lost the last round cannot keep the run from its end."""
+    whole = case("fedbioacc-local")
+
+    def prepare(server: Fragile) -> None:
+        def before(client: int, message: Any) -> None:
+            if client == 0 and isinstance(message, Run) and message.commit is not None:
+                lose(tmp_path / "clients" / "client 0", "answer *", "gone")
+                server.restart(0)
+
+        server.before, server.quorum = before, 1
+
+    result, (server,) = run(whole, tmp_path, Fault(), rounds=8, prepare=prepare)
+    assert result.metrics["round"] == 8
+    assert len(server._sent_back[0]) == 3
+    assert {failure.client for failure in server.failures} == {0}
+
+
 def test_a_client_whose_disk_is_wiped_is_left_out_with_a_sentence(tmp_path: Path) -> None:
     lost: list[str] = []
 
@@ -164,8 +280,51 @@ def test_a_client_whose_disk_is_wiped_is_left_out_with_a_sentence(tmp_path: Path
     result, servers = run(case("fedbioacc-local"), tmp_path, Fault(), rounds=4, prepare=prepare)
     assert result.metrics["round"] == 4
     assert {failure.client for failure in servers[0].failures} == {0}
-    assert servers[0].failures[0].method == "join"
-    assert servers[0].failures[0].reason == "its saved state of this run is lost: it should have round 0."
+    assert "its saved state of this run is lost (it should have round 2): restore" in servers[0].failures[0].reason
+    later = Fragile(case("fedbioacc-local"), tmp_path / "clients", Fault())  # the next job does without it, too
+    shutil.rmtree(tmp_path / "clients" / "client 0")
+    _, saved = decode(fb.Checkpoints(tmp_path / "server").files()[0].read_bytes())
+    later.restore(saved)
+    assert [(failure.client, failure.method) for failure in later.failures] == [(0, "join")]
+
+
+@pytest.mark.parametrize("how", ["fill", "read_only"])
+@pytest.mark.parametrize("whose", ["server", "clients"])
+def test_a_disk_that_is_full_for_a_while(whose: str, how: str, tmp_path: Path) -> None:
+    """A sentence says so, and the run goes on when there is space, to the same numbers."""
+    whole = case("fedbioacc-local")
+    with small_disk(tmp_path / whose) as disk:
+        run(whole, tmp_path, Fault(), rounds=2)
+        getattr(disk, how)()
+        if whose == "clients":
+            with pytest.raises(NoQuorum, match=r"client 0 could not join: it cannot use its files \((No sp|Read-only)"):
+                once(whole, tmp_path, 5)
+        else:
+            with pytest.raises(OSError, match=r"No space left on device|Read-only"):
+                once(whole, tmp_path, 5)
+        disk.free()
+        result, servers = run(whole, tmp_path, Fault(), rounds=5)
+        assert largest_difference((result.x, result.y), simulated("fedbioacc-local", 5)) < TOLERANCE
+        assert not servers[0].failures
+
+
+def test_one_client_whose_disk_is_full_for_a_while(tmp_path: Path) -> None:
+    """It does not answer what it could not remember, and takes part again when it can."""
+    with small_disk(tmp_path / "clients") as disk:
+        (tmp_path / "client 0").mkdir()
+        (disk.folder / "client 0").symlink_to(tmp_path / "client 0")
+        engine = Fragile(case("fedbioacc-local"), disk.folder, Fault())
+        engine.quorum = 1
+        state = engine.advance(engine.start(3), 2)
+        disk.fill()
+        state = engine.advance(state, 2)
+        assert {failure.client for failure in engine.failures} == {1}
+        assert {failure.reason for failure in engine.failures} == {"it cannot use its files (No space left on device)."}
+        disk.free()
+        engine.failures.clear()
+        engine.solution(engine.advance(state, 3))
+        assert not engine.failures
+        assert [party.kept[-1].round for party in engine.parties] == [7, 7]
 
 
 def test_an_older_checkpoint_than_the_clients_ends_with_a_sentence(tmp_path: Path) -> None:
@@ -188,7 +347,7 @@ def test_a_client_that_comes_later_joins_where_the_others_are(kind: str, tmp_pat
     there = {0, 1, 2}
 
     def server() -> Fragile:
-        made = Fragile(task, algorithm, Everyone(), tmp_path, Fault())
+        made = Fragile((task, algorithm, Everyone()), tmp_path, Fault())
         usual, made.quorum = made._deliver, 1
         made._deliver = lambda client, message, kind: (  # pyright: ignore
             usual(client, message, kind) if client in there else "it is offline."

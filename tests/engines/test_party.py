@@ -205,7 +205,7 @@ def test_a_client_that_cannot_save_says_so_and_does_not_answer(tmp_path: Path) -
     full = OSError(28, "No space left on device")
     with (
         mock.patch.object(kept, "write_atomically", side_effect=full),
-        pytest.raises(NoQuorum, match=r"no client answered .*it cannot save its state \(No space left on device\)"),
+        pytest.raises(NoQuorum, match=r"no client answered .*it cannot use its files \(No space left on device\)"),
     ):
         engine.advance(state, 1)
     without = Local(task, algorithm, cohort)

@@ -116,7 +116,7 @@ def processes(folder: Path) -> list[str]:
 
 def gone(folder: Path) -> None:
     """No process of a federation is left, at the latest when the jobs have noticed that their site is gone."""
-    wait(lambda: not processes(folder), 15, lambda: "processes: " + " ".join(processes(folder)))
+    wait(lambda: not processes(folder), 60, lambda: "processes: " + " ".join(processes(folder)))
 
 
 def exchanges(run: Path) -> list[dict[str, Any]]:

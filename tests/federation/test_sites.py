@@ -1,12 +1,14 @@
 """A site without its network: what it reads, refuses, shares and keeps."""
 
 import csv
+import dataclasses
 import io
 import json
 import os
 import shutil
 import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,13 +17,14 @@ import numpy as np
 import pytest
 import tomli_w
 from rich.console import Console
+from typer.testing import CliRunner
 
 import fedbilevel as fb
 from fedbilevel.engines.messaging.server import Messaging
 from fedbilevel.engines.participation import Everyone
 from fedbilevel.engines.plan import trace
 from fedbilevel.engines.program import Program
-from fedbilevel.federation import coordinator, join, project, schema
+from fedbilevel.federation import cli, coordinator, join, presence, project, schema
 from fedbilevel.federation.consent import MOST_REFUSALS, Consent, Limits, Rules, check_run_name, digest
 from fedbilevel.federation.engine import Federation, metrics_of
 from fedbilevel.federation.preview import preview
@@ -39,7 +42,7 @@ from fedbilevel.federation.worker import LEDGER, Settings, Worker
 from fedbilevel.storage.arrays import decode, encode
 from fedbilevel.storage.run_folder import RunFolder
 from fedbilevel.tasks.sites import divided, together
-from helpers import here
+from helpers import here, small_disk
 
 SCHEMA: dict[str, Any] = {
     "label": {"column": "ill", "values": ["no", "yes"]},
@@ -774,6 +777,159 @@ def test_a_run_starts_with_its_quorum_and_does_not_block_others(tmp_path: Path) 
     session.word = "RUNNING"
     serving._supervise()
     assert session.submitted[1]["deploy_map"] == {"app": ["server", "a", "b", "c"]}
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        for module in (coordinator, presence):
+            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now, time=time.time))
+
+
+def hour(
+    serving: coordinator.Coordinator, clock: Clock, there: Callable[[int], list[str]], works: float = 20.0
+) -> float:
+    """An hour of a coordinator. A job takes 20 seconds to begin with its work. Returns for how long jobs worked."""
+    session, run = serving.session, RunFolder(serving.folder / "runs" / "r")
+    worked, began, jobs = 0.0, clock.now, 0
+    for second in range(3600):
+        clock.now += 1.0
+        session.connected = there(second)
+        gone = serving.job is not None and not serving.job[2] <= set(session.connected)
+        session.word = "FINISHED:ABORTED" if session.aborted or gone else "RUNNING"  # FLARE ends a job for all
+        session.aborted.clear()
+        serving._supervise()
+        if len(session.submitted) > jobs:
+            jobs, began = len(session.submitted), clock.now
+            run.note(there=session.submitted[-1]["deploy_map"]["app"][1:])
+        if serving.job is not None and clock.now - began > works:
+            run.enter("running")
+            worked += 1.0
+    return worked
+
+
+@pytest.mark.parametrize("period", [10, 40, 150])
+def test_a_site_that_comes_and_goes_does_not_keep_a_run_from_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, period: int
+) -> None:
+    """It has to stay longer each time until it is counted on, and nobody waits for it."""
+    home, serving = made(tmp_path)
+    clock, serving.session = Clock(monkeypatch), Jobs()
+    (home / "runs" / "r" / "study.toml").write_text(study(tmp_path).text)
+    RunFolder(home / "runs" / "r").enter("wanted", asked=1.0)
+    there = lambda second: ["a", "b", "c"] if second // period % 2 else ["a", "b"]
+    worked = hour(serving, clock, there)
+    jobs = len(serving.session.submitted)
+    assert jobs <= 16
+    assert worked > 2400
+    serving.session.submitted.clear()
+    hour(serving, clock, lambda second: ["a", "b", "c"])  # it stays, at last
+    assert len(serving.session.submitted) == 1
+    assert serving.session.submitted[0]["deploy_map"]["app"] == ["server", "a", "b", "c"]
+
+
+def test_a_site_without_which_there_is_no_quorum_is_taken_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, serving = made(tmp_path)
+    clock, serving.session = Clock(monkeypatch), Jobs()
+    (home / "runs" / "r" / "study.toml").write_text(study(tmp_path, federation={"quorum": 3}).text)
+    RunFolder(home / "runs" / "r").enter("wanted", asked=1.0)
+    assert hour(serving, clock, lambda second: ["a", "b", "c"] if second // 100 % 2 else ["a", "b"]) > 1000
+
+
+def test_who_was_there_when_the_server_stopped_has_a_clean_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, seen = Clock(monkeypatch), presence.Presence()
+    seen.see(["a"])
+    seen.forget()
+    seen.see([])
+    seen.see(["a"])
+    assert seen.steady("a")
+    seen.see([])
+    seen.see(["a"])
+    assert not seen.steady("a")
+    clock.now += presence.FIRST
+    assert seen.steady("a")
+
+
+def test_a_run_whose_sites_were_revoked_ends_with_a_sentence(tmp_path: Path) -> None:
+    home, serving = made(tmp_path)
+    serving.session = Jobs()
+    serving.session.disable_client = lambda name: None  # pyright: ignore
+    run = RunFolder(home / "runs" / "r")
+    (run.path / "study.toml").write_text(study(tmp_path).text)
+    run.enter("wanted", asked=1.0, sites=["a", "b", "c"])
+    for name in "bc":
+        project.save(dataclasses.replace(project.load(home), revoked=(*project.load(home).revoked, name)), home)
+    serving._supervise()
+    assert run.info()["status"] == "failed"
+    assert run.info()["failure"] == "the run needs 2 sites, and too few are left: b, c cannot take part any more."
+
+
+def test_runs_queue_in_the_order_in_which_they_were_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Even if the clock is set back in between."""
+    home, _ = made(tmp_path)
+    shutil.rmtree(home / "runs" / "r")
+    study(tmp_path)
+    for name, now in (("one", 2e9), ("two", 1e9), ("three", 1.5e9)):
+        monkeypatch.setattr(coordinator.time, "time", lambda now=now: now)
+        coordinator.want(home, tmp_path / "study.toml", name)
+    assert list(coordinator.wanted_runs(home)) == ["one", "two", "three"]
+    RunFolder(home / "runs" / "one").enter("running")
+    RunFolder(home / "runs" / "two").enter("waiting", waits="waiting for c.")
+    monkeypatch.chdir(tmp_path)
+    status = CliRunner().invoke(cli.app, ["status", "--federation", str(home)])
+    assert status.exit_code == 0
+    said = " ".join(capsys.readouterr().out.split() + status.output.split())
+    for words in ("number 1 in the queue", "number 2 in the queue"):
+        assert words in said
+
+
+def test_a_coordinator_whose_disk_is_full_says_so_and_goes_on(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        home, serving = made(disk.folder)
+        said: list[str] = []
+        serving.say = said.append
+        serving.server, serving.session = SimpleNamespace(poll=lambda: None, pid=1), Jobs()
+        (home / "runs" / "r" / "study.toml").write_text(study(tmp_path).text)
+        RunFolder(home / "runs" / "r").enter("wanted", asked=1.0)
+        disk.fill()
+        for _ in range(3):
+            serving._step()
+        assert said == [
+            f"nothing can be saved in {home} (No space left on device): free space, or make the folder writable. "
+            "Runs go on when that is done."
+        ]
+        disk.free()
+        serving.session = Jobs()
+        serving.session.connected = ["a", "b", "c"]
+        serving._step()
+        assert "the folder can be written again: going on." in said
+        assert len(serving.session.submitted) == 1
+
+
+@pytest.mark.parametrize("how", ["fill", "read_only"])
+def test_a_site_whose_disk_is_full_says_so_to_its_people(tmp_path: Path, how: str) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        said: list[str] = []
+        joined = join.Joined(disk.folder, Settings("north", "builtin"), said.append)
+        assert not joined._look_at_disk("")
+        getattr(disk, how)()
+        before = joined._look_at_disk("")
+        assert joined._look_at_disk(before) == before
+        disk.free()
+        assert not joined._look_at_disk(before)
+        reason = "No space left on device" if how == "fill" else "Read-only file system"
+        assert said == [
+            f"nothing can be saved in {disk.folder} ({reason}): free space, or make the folder writable.",
+            "the folder can be written again: this site goes on.",
+        ]
 
 
 def test_results_are_given_to_sites_that_come_back(tmp_path: Path) -> None:

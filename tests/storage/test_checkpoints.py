@@ -61,6 +61,21 @@ def test_a_bad_checkpoint_is_refused_and_the_one_before_used(damage: Any, why: s
     assert others
 
 
+def test_every_flipped_bit_and_every_missing_byte_is_noticed() -> None:
+    """In the header, too."""
+    whole = encode({"run": "a", "round": 3, "history": [{"loss": 0.5}]}, {"y": np.arange(3.0), "n": np.ones(2, int)})
+    expected = decode(whole)
+    for place in range(8 * len(whole)):
+        changed = bytearray(whole)
+        changed[place // 8] ^= 1 << place % 8
+        with pytest.raises(fb.FedbilevelError):
+            decode(bytes(changed))
+    for length in range(len(whole)):
+        with pytest.raises(fb.FedbilevelError):
+            decode(whole[:length])
+    assert expected[0]["round"] == 3
+
+
 def test_the_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     """Another step size, and the same step size on other data."""
     _solve(tmp_path, 4)

@@ -6,6 +6,7 @@ submitted again, and continues from the last checkpoint. If this process dies, r
 """
 
 import contextlib
+import errno
 import io
 import json
 import logging
@@ -21,6 +22,7 @@ from typing import Any
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation import process, project
 from fedbilevel.federation.consent import check_run_name
+from fedbilevel.federation.presence import Presence
 from fedbilevel.federation.server import FEDERATION_FOLDER, STUDY
 from fedbilevel.federation.study import Study
 from fedbilevel.storage.files import alone, write_atomically
@@ -28,6 +30,7 @@ from fedbilevel.storage.run_folder import INFO, UNDER_WAY, RunFolder
 
 STATE = "coordinator.json"
 SERVER = "nvflare.private.fed.app.server.server_train"
+CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 
 
 def check_port(port: int) -> None:
@@ -72,10 +75,12 @@ class Coordinator:
         self.job: tuple[str, str, frozenset[str]] | None = None  # its id, its run, who is in it
         self.revoked: set[str] = set()
         self.seen: list[str] = []
+        self.presence = Presence()
         self.waiting_since: dict[str, float] = {}  # of runs
         self.paused_until: dict[str, float] = {}
         self.next_look = 0.0
         self.reported: set[str] = set()  # problems that the user has been told about
+        self.obstacle = ""  # why nothing can be written, if that is so
 
     def serve(self) -> None:
         """Until Ctrl-C or SIGTERM."""
@@ -91,31 +96,43 @@ class Coordinator:
                 self._end()
 
     def _step(self) -> None:
-        if self.server is None or self.server.poll() is not None:
-            if self.server is not None:
-                self.say("the server stopped unexpectedly; restarting it.")
-            self._close()
-            self.server = process.start(
-                SERVER,
-                ["-m", str(self.folder / "server"), "-s", "fed_server.json", "--set", "secure_train=true",
-                 f"org={self.project.name.replace('-', '_')}", "config_folder=config"],
-                self.folder / "server.log",
-                {FEDERATION_FOLDER: str(self.folder)},
-            )  # fmt: skip
-            self.say(f"the server is listening on {self.project.host}:{self.project.port}.")
-            self.job = None
-            self._note()
         try:
+            if self.server is None or self.server.poll() is not None:
+                self._start_server()
+                self._note()
             self._supervise()
+            self._note()
+            if self.obstacle:
+                self.say("the folder can be written again: going on.")
+                self.obstacle = ""
         except FedbilevelError:
             raise
         except Exception as error:  # look again: a coordinator serves for weeks
             self._report(error)
             self._close()
-        self._note()
+
+    def _start_server(self) -> None:
+        if self.server is not None:
+            self.say("the server stopped unexpectedly; restarting it.")
+        self._close()
+        self.presence.forget()
+        self.job = None
+        self.server = process.start(
+            SERVER,
+            ["-m", str(self.folder / "server"), "-s", "fed_server.json", "--set", "secure_train=true",
+             f"org={self.project.name.replace('-', '_')}", "config_folder=config"],
+            self.folder / "server.log",
+            {FEDERATION_FOLDER: str(self.folder)},
+        )  # fmt: skip
+        self.say(f"the server is listening on {self.project.host}:{self.project.port}.")
 
     def _report(self, error: Exception) -> None:
         """Log an error; show it once, unless it only means that FLARE's server is starting or gone."""
+        if isinstance(error, OSError) and error.errno in CANNOT_WRITE:
+            if self.obstacle != (obstacle := f"nothing can be saved in {self.folder} ({error.strerror})"):
+                self.obstacle = obstacle
+                self.say(f"{obstacle}: free space, or make the folder writable. Runs go on when that is done.")
+            return
         expected = isinstance(error, OSError) or type(error).__module__.startswith("nvflare")
         logging.getLogger(__name__).warning("%s: %s", time.ctime(), error, exc_info=None if expected else error)
         problem = f"{type(error).__name__}: {error}"
@@ -143,6 +160,7 @@ class Coordinator:
             if name not in connected:
                 self.say(f"{name} is offline.")
         self.seen = connected
+        self.presence.see(connected)
         if self.job is not None:
             self._watch(*self.job)
             return
@@ -192,7 +210,8 @@ class Coordinator:
         self.next_look = time.monotonic() + 2.0
         allowed, sites = set(self.project.sites), set(folder.info().get("sites", ()))
         idle = {each["client_name"] for each in self.session.get_client_job_status() if each.get("status") == "no_jobs"}
-        back = allowed & sites & set(self.seen) & (idle | (set(self.seen) - members))
+        steady = {name for name in self.seen if self.presence.steady(name)}
+        back = allowed & sites & steady & (idle | (steady - members))
         gone = members - allowed
         if back or gone:
             who = ", ".join(sorted(back or gone))
@@ -202,12 +221,16 @@ class Coordinator:
 
     def _pause(self, run: str, info: dict[str, Any]) -> None:
         """Wait before the next job of a run, longer each time if the one before did not get anywhere."""
-        stuck = info.get("stuck", 0) + 1 if info.get("round", 0) == info.get("round_before", -1) else 0
-        RunFolder(self.folder / "runs" / run).note(stuck=stuck, round_before=info.get("round", 0))
+        place = RunFolder(self.folder / "runs" / run)
+        round = place.checkpoints().round
+        stuck = info.get("stuck", 0) + 1 if round == info.get("round_before", -2) else 0
         self.paused_until[run] = time.monotonic() + (min(60.0, 2.0**stuck) if stuck else 0.0)
+        place.note(stuck=stuck, round_before=round)
 
     def _submit(self, run: str) -> bool:
-        """Start a job with all sites, or, after a while, with those that are connected. Returns whether it did."""
+        """Start a job with all sites, or, after a while, with those that are connected. It waits for sites that took
+        part before, at the start of a run for all. Returns whether it did.
+        """
         folder = self.folder / "runs" / run
         study = Study.read(folder / STUDY)
         place = RunFolder(folder)
@@ -215,14 +238,21 @@ class Coordinator:
         # The numbers of the sites stay what they were when the run began.
         sites = known.get("sites") or self.project.sites
         allowed = set(self.project.sites)
-        there = [name for name in sites if name in self.seen and name in allowed]
+        quorum = study.quorum(len(sites))
+        if len(allowed.intersection(sites)) < quorum:
+            gone = ", ".join(name for name in sites if name not in allowed)
+            raise FedbilevelError(
+                f"the run needs {quorum} sites, and too few are left: {gone} cannot take part any more."
+            )
+        there = self._counted_on([name for name in sites if name in allowed], quorum)
         began = self.waiting_since.setdefault(run, time.monotonic())
         waits = [name for name in sites if name not in there and name in allowed]
-        enough = len(there) >= study.quorum(len(sites))
+        before = [name for name in waits if name in known.get("there", sites) and self.presence.awaited(name)]
+        enough = len(there) >= quorum
         if time.monotonic() < self.paused_until.get(run, 0.0):
             return False
-        if not enough or (waits and time.monotonic() - began < study.rules.patience):
-            said = f"waiting for {', '.join(waits)}."
+        if not enough or (before and time.monotonic() - began < study.rules.patience):
+            said = f"waiting for {', '.join(before if enough else waits)}."
             if known.get("waits") != said:
                 place.note(waits=said)
                 self.say(f"{run}: {said}")
@@ -231,6 +261,13 @@ class Coordinator:
         place.enter("submitted", sites=sites, waits="", submitted=known.get("submitted", 0) + 1)
         self.say(f"{run}: started a job with {', '.join(there)}.")
         return True
+
+    def _counted_on(self, sites: list[str], quorum: int) -> list[str]:
+        """The sites for a job: those that are likely to stay, and others only if it cannot be done without them."""
+        there = {name for name in sites if self.presence.steady(name)}
+        since = self.presence.since
+        others = sorted((name for name in sites if name in since and name not in there), key=lambda name: since[name])
+        return [name for name in sites if name in there or name in others[: max(0, quorum - len(there))]]
 
     def _start_job(self, run: str, sites: list[str], there: list[str], study: Study) -> None:
         package = self.folder / "jobs" / run
@@ -243,7 +280,7 @@ class Coordinator:
         place = RunFolder(self.folder / "runs" / run)
         known = place.info()
         tried = dict(known.get("deliveries", {}))
-        there = [name for name in missing if name in self.seen and tried.get(name, 0) < 3]
+        there = [name for name in missing if self.presence.steady(name) and tried.get(name, 0) < 3]
         if not there:
             return False
         place.note(deliveries={**tried, **{name: tried.get(name, 0) + 1 for name in there}})
@@ -295,7 +332,9 @@ def want(folder: Path, study: Path, name: str) -> Path:
         raise FedbilevelError(f"there is already a run {name}: choose another name, or continue it with --resume.")
     run.mkdir(parents=True)
     shutil.copy(study, run / STUDY)
-    RunFolder(run).enter("wanted", asked=time.time(), name=name)
+    last = max((RunFolder(other).info().get("asked", 0.0) for other in runs(folder)), default=0.0)
+    # The last one in the queue, even if the clock was set back.
+    RunFolder(run).enter("wanted", asked=max(time.time(), last + 1e-3), name=name)
     return run
 
 

@@ -1,5 +1,6 @@
 """The server's engine of a federation: messages to sites, metrics from sites."""
 
+import contextlib
 import math
 import warnings
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from fedbilevel.core.vectors import Vector
 from fedbilevel.engines.messaging.blocks import is_block
 from fedbilevel.engines.messaging.server import Messaging, State
 from fedbilevel.engines.program import split_vectors
+from fedbilevel.errors import NoQuorum
 
 
 class Federation(Messaging):
@@ -25,7 +27,10 @@ class Federation(Messaging):
     def metrics(self, state: State) -> Mapping[str, Any]:
         """The metrics of every site on its own rows, and their means."""
         if self.task is not None:
-            return self.task.measured(*self.solution(state))
+            try:
+                return self.task.measured(*super().solution(state))
+            except NoQuorum:  # somebody is offline, and its part is needed
+                return {}
         found = {
             self.names[m]: {name: value for name, value in numbers.items() if name in self.metric_names}
             for m, numbers in self.evaluate(state).items()
@@ -36,9 +41,10 @@ class Federation(Messaging):
         return {**means, **single, "sites": len(found)}
 
     def solution(self, state: State) -> tuple[Any, Any]:
-        """x and y, without what stays at real sites: that is an empty tree."""
+        """x and y, without what stays at real sites, or at sites that are offline: that is an empty tree."""
         if self.task is not None:
-            return super().solution(state)
+            with contextlib.suppress(NoQuorum):
+                return super().solution(state)
         parts, structure = split_vectors(state.server)
         nothing = Vector({}, "x", owned=True)
         whole = jax.tree.unflatten(structure, [nothing if is_block(part) else part for part in parts])

@@ -13,7 +13,7 @@ from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation import process, project
 from fedbilevel.federation.site import SITE_FOLDER
 from fedbilevel.federation.worker import LEDGER, Settings
-from fedbilevel.storage.files import alone
+from fedbilevel.storage.files import alone, why_unwritable
 
 CLIENT = "nvflare.private.fed.app.client.client_train"
 
@@ -111,8 +111,11 @@ class Joined:
         connected, refused = False, False
         ledger = self.folder / LEDGER
         seen = ledger.stat().st_size if ledger.exists() else 0
+        next_look, unwritable = 0.0, ""
         while self.client.poll() is None:
             time.sleep(0.5)
+            if time.monotonic() >= next_look:
+                unwritable, next_look = self._look_at_disk(unwritable), time.monotonic() + 5.0
             seen = self._refusals(ledger, seen)
             with log.open("rb") as file:
                 file.seek(place)
@@ -124,6 +127,15 @@ class Joined:
             if not refused and ("UNAUTHENTICATED" in text.upper() or "is disabled" in text):
                 refused = True
                 self.say("the server refuses this site: its certificate was revoked, or is from another federation.")
+
+    def _look_at_disk(self, before: str) -> str:
+        """Say once why nothing can be saved, and when it can be again: where a disk is full, logs are silent, too."""
+        now = why_unwritable(self.folder)
+        if now and now != before:
+            self.say(f"nothing can be saved in {self.folder} ({now}): free space, or make the folder writable.")
+        if before and not now:
+            self.say("the folder can be written again: this site goes on.")
+        return now
 
     def _refusals(self, ledger: Path, seen: int) -> int:
         """Say why a study was refused: the server is not told. Returns how far the ledger was read."""

@@ -53,7 +53,9 @@ class Server:
             raise
         except OSError as error:  # a full disk, a folder that became read-only: it goes on when it can
             with contextlib.suppress(OSError):
-                said = f"the server cannot write its state ({error.strerror}): free space or make the folder writable."
+                said = (
+                    f"the server cannot write its state ({error.strerror or error}): free space, or make it writable."
+                )
                 RunFolder(self.folder).enter("waiting", failure=said)
             raise
         except Exception as error:
@@ -178,11 +180,15 @@ def _compute(folder: Path, sites: list[str]) -> None:
     shapes = study.summarize(blank(study.schema)) if study.schema is not None else {}
     everybody = dict.fromkeys(range(len(sites)), Hello(folder.name, study.text, here, len(sites)))
     answers = setup(everybody, {}, lambda answer, reply: study.check_facts(answer.rows, reply))
-    # The sums are fixed by the first job of a run: sites that come later, or are offline later, do not change them.
+    # Sums and weights are fixed by the first job of a run: sites that come later, or are offline later, do not change
+    # them.
     facts_file = folder / "facts.safetensors"
     rows = np.zeros(len(sites), int)
     if facts_file.exists():
-        known, facts = decode(facts_file.read_bytes())
+        try:
+            known, facts = decode(facts_file.read_bytes())
+        except FedbilevelError as error:
+            raise FedbilevelError(f"{facts_file} cannot be used: {error} Restore it from a backup.") from error
         rows[:] = known["rows"]
         if known["copy"] != here:
             then = f"fedbilevel {known['copy']['version']}, jax {known['copy']['jax']}, {known['copy']['numbers']}"
@@ -191,9 +197,9 @@ def _compute(folder: Path, sites: list[str]) -> None:
         first = np.array([answer.rows for answer, _ in answers.values()])
         of_sites = [reply for _, reply in answers.values()]
         facts = together(of_sites, site_weights(first, study.rules)) if own else {}
-    for m, (answer, _) in answers.items():
-        rows[m] = rows[m] or answer.rows
-    write_atomically(facts_file, encode({"rows": rows.tolist(), "copy": here}, facts))
+        for m, (answer, _) in answers.items():
+            rows[m] = answer.rows
+        write_atomically(facts_file, encode({"rows": rows.tolist(), "copy": here}, facts))
     built = study.build(facts=facts, clients=len(sites))
     task = server_task(built, len(sites), own)
     weights = site_weights(rows, study.rules) if own else task.normalised_weights
@@ -232,7 +238,7 @@ def _compute(folder: Path, sites: list[str]) -> None:
         config["federation"] = {name: plain(value) for name, value in asdict(study.rules).items()}
         place.write_config(configuration.write(config))
         described = describe(built, folder)
-        place.enter("running", **{**described, "clients": len(sites), "rules": asdict(study.rules)})
+        place.enter("running", **{**described, "clients": len(sites), "rules": asdict(study.rules), "failure": ""})
         experiment = built.experiment
 
         def on_row(row: dict[str, Any]) -> None:
@@ -253,6 +259,8 @@ def _compute(folder: Path, sites: list[str]) -> None:
         )
         waiting = place.info().get("undelivered", sites)
         place.note(undelivered=sorted(set(waiting) & engine.finish(result.state).keys()))
+    if finished:
+        return
     place.save_solution(result.x, result.y, int(result.state.round))
     last = {k: v for k, v in result.metrics.items() if k != "round"}
     summary = {**last, "rounds": result.metrics["round"], "seconds": result.seconds}

@@ -150,11 +150,13 @@ def solve(
     history: list[Row] = saved.history if saved else []
     began -= saved.seconds if saved else 0
 
-    def go_back(lost: RoundLost) -> Any:
-        """The state before a round that has to be made again."""
+    def go_back(lost: RoundLost, state: Any) -> Any:
+        """The state before a round that has to be made again; where there is none, the same state: who has lost the
+        round continues from what it has.
+        """
         saved = checkpoints.newest(run, runner.restore, lost.round) if checkpoints is not None else None
         if saved is None and lost.round > 1:
-            raise lost
+            return state
         history[:] = saved.history if saved else []
         return saved.state if saved else runner.start(seed, *given)
 
@@ -205,7 +207,7 @@ def solve(
                 if checkpoints is None or checkpoints.seconds > 0:  # otherwise every round is saved
                     at_once = 2 * at_once if time.perf_counter() - called < 0.25 else max(1, at_once // 2)
             except RoundLost as lost:
-                state = go_back(lost)
+                state = go_back(lost, state)
         save(state)
     except KeyboardInterrupt as interrupt:
         interrupts.seen()

@@ -51,6 +51,11 @@ class Checkpoints:
         """The checkpoints, the newest first."""
         return sorted(Path(self.folder).glob("round-*.safetensors"), reverse=True)
 
+    @property
+    def round(self) -> int:
+        """The round of the newest one, -1 if there is none."""
+        return max((int(path.stem.removeprefix("round-")) for path in self.files()), default=-1)
+
     def _path(self, round: int) -> Path:
         return Path(self.folder) / f"round-{round:010}.safetensors"
 
@@ -72,29 +77,29 @@ class Checkpoints:
         self, run: str, restore: Callable[[Mapping[str, np.ndarray]], Any], before: int | None = None
     ) -> Saved | None:
         """The newest checkpoint of the run with this fingerprint. One that cannot be used gives a warning, and the one
-        before it is tried; if none can be used, that is an error, and nothing is overwritten. Those of the round
-        ``before`` and later ones are removed: the run goes back.
+        before it is tried; if none can be used, that is an error, and nothing is overwritten. If the run goes back, to
+        ``before`` a round, later ones are removed, once there is one to go back to.
         """
         self._last = time.monotonic()
-        if before is not None:
-            for path in self.files():
-                if path.name >= self._path(before).name:
-                    path.unlink(missing_ok=True)
-        refused = ""
-        for path in self.files():
+        refused, files = "", self.files()
+        for path in files if before is None else [path for path in files if path.name < self._path(before).name]:
             try:
                 header, arrays = decode(path.read_bytes())
                 if {"run", "history", "seconds"} - header.keys():
                     raise FedbilevelError("it is not a checkpoint of fedbilevel.")
                 if header["run"] != run:
                     raise FedbilevelError("it belongs to a run with another configuration or other data.")
-                return Saved(restore(arrays), header["history"], header["seconds"])
+                state = restore(arrays)
+                if before is not None:
+                    for later in files[: files.index(path)]:
+                        later.unlink(missing_ok=True)
+                return Saved(state, header["history"], header["seconds"])
             except NoQuorum:  # not the file's fault
                 raise
             except (FedbilevelError, OSError) as error:
                 refused = f"the checkpoint {path} cannot be used: {error}"
                 warnings.warn(f"{refused} Trying the one before.", FedbilevelWarning, stacklevel=2)
-        if refused:
+        if refused and before is None:
             raise FedbilevelError(f"{refused} There is no other one: remove {self.folder} to start again.")
         return None
 

@@ -25,7 +25,10 @@ def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
     ``durable=False`` does not wait for the disk: the file survives the end of the process, but perhaps not that of the
     machine, after which it may be there with other contents. It needs a checksum of its own.
     """
+    new = [folder for folder in path.parents if durable and not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
+    for folder in new:
+        sync_folder(folder.parent)
     draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         with draft.open("wb") as file:
@@ -38,6 +41,16 @@ def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
         draft.unlink(missing_ok=True)
     if durable:
         sync_folder(path.parent)
+
+
+def why_unwritable(folder: Path) -> str:
+    """Why nothing can be saved in a folder, or "" if it can be: tried with a small file."""
+    try:
+        write_atomically(folder / ".writable", bytes(1 << 14), durable=False)
+        (folder / ".writable").unlink(missing_ok=True)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def sync_folder(folder: Path) -> None:

@@ -37,6 +37,11 @@ class Commits:
         pending = {other: commit for other, commit in self.pending.items() if other != client}
         return Commits({**self.acknowledged, client: self.pending[client].round}, pending)
 
+    def back(self, client: int, round: int) -> "Commits":
+        """The client lost what is later than this round, and continues from there."""
+        pending = {other: commit for other, commit in self.pending.items() if other != client}
+        return Commits({**self.acknowledged, client: max(-1, min(round, self.base(client) - 1))}, pending)
+
     def add(self, commits: Mapping[int, Commit]) -> "Commits":
         """More to be acknowledged."""
         return replace(self, pending={**self.pending, **commits})

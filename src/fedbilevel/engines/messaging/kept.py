@@ -118,10 +118,7 @@ class Vault:
 
     def _write(self, path: Path, header: dict[str, Any], tree: Any, durable: bool) -> None:
         arrays = {name: np.asarray(leaf) for name, leaf in named_leaves(tree).items()}
-        try:
-            write_atomically(path, encode(header, arrays), durable)
-        except OSError as error:
-            raise FedbilevelError(f"it cannot save its state ({error.strerror}).") from error
+        write_atomically(path, encode(header, arrays), durable)
 
     def _read(self, path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
         """A file of this run; None if there is none, or none that can be read."""

@@ -81,6 +81,7 @@ class Party:
         self.vault = Vault(folder if self.program.holds else None, self.plan.by_name)
         self.session = ""
         self.kept: list[Kept] = []  # the last committed round, and the one before
+        self.wiped = False  # nothing of a run that is under way was found on its disk
         self.attempt = ("", -1)  # session and number: what follows belongs to it
         self.answers: list[Answered] = []
         self.memory: dict[str, Any] = {}  # by scope
@@ -119,11 +120,10 @@ class Party:
             self.vault.save(self.kept)
         else:
             kept, answers = self.vault.load(first)
-            self.kept = kept or [first]
+            self.kept, self.wiped = kept or [first], not kept
             if not message.again:  # a replayed message knows nothing of rounds since
                 self._go_back(message.committed)
-        if self.program.lasting and self.kept[-1].round < message.base and not message.again:
-            raise FedbilevelError(f"its saved state of this run is lost: it should have round {message.base}.")
+                self._check_kept(message.base)
         if self.program.lasting and answers and answers[0].base != self.kept[-1].round:
             answers = []  # they are about another round
         self.session = message.session
@@ -197,9 +197,17 @@ class Party:
         """A new attempt: forget what was not committed."""
         if self.program.lasting:
             self._go_back(base)
+            self._check_kept(base)
             if self.kept[-1].round != base:
-                raise Stale(f"it has lost round {base}; the last one it has is {self.kept[-1].round}.")
+                raise Stale(f"it has lost round {base}.", self.kept[-1].round)
         self._begin(*attempt)
+
+    def _check_kept(self, base: int) -> None:
+        """Refuse to begin again in the middle of a run, as if nothing had been before."""
+        if self.program.lasting and self.wiped and self.kept[-1].round < base:
+            raise FedbilevelError(
+                f"its saved state of this run is lost (it should have round {base}): restore its folder from a backup."
+            )
 
     def _go_back(self, committed: int | None) -> None:
         """Forget rounds after a committed one."""
@@ -220,7 +228,8 @@ class Party:
             return
         mine = (*self.attempt, len(self.answers)) == (message.session, message.attempt, message.answers)
         if not mine and message.answers and self.program.lasting:
-            raise Stale(f"it has lost what it computed in round {message.round}.")
+            self._check_kept(message.round - 1)
+            raise Stale(f"it has lost what it computed in round {message.round}.", self.kept[-1].round)
         if not mine:
             self._begin(message.session, message.attempt)
         blocks = {**self.blocks, **self._projected(message.projections)}

@@ -32,29 +32,32 @@ class Post:
     transport: Transport
     bytes_down: int = 0
     bytes_up: int = 0
-    absent: set[int] = field(default_factory=set)  # the clients that gave no answer at all to the last question
+    absent: set[int] = field(default_factory=set)  # who gave no answer to the last question, or cannot do it now
 
     def ask(self, messages: Mapping[int, tuple[Message, Arrays]], most: int = 0) -> Answers:
         """Ask clients, and return an answer for each. ``most`` is how many bytes of arrays an answer may have.
 
         Who gives no answer that can be read is asked once more; who has answered before gives the same answer again.
         """
+        self.absent = set()
         packed = {client: pack(*message) for client, message in messages.items()}
         kind = next((message.kind for message, _ in messages.values()), "")
         answers = self._ask(packed, kind, most)
-        unread = {m: packed[m] for m, (answer, _) in answers.items() if _unread(answer)}
+        unread = {m: packed[m] for m, (answer, _) in answers.items() if _failed(answer, "unread")}
         return {**answers, **self._ask(unread, kind, most)} if unread else answers
 
     def _ask(self, packed: Mapping[int, bytes], kind: str, most: int) -> Answers:
         given = self.transport.ask(packed, kind)
         self.bytes_down += sum(map(len, packed.values()))
         self.bytes_up += sum(len(answer) for answer in given.values() if isinstance(answer, bytes))
-        self.absent = {client for client in packed if not isinstance(given.get(client), bytes)}
-        return {client: _read(given.get(client, "it did not answer."), most + HEADER) for client in packed}
+        answers = {client: _read(given.get(client, "it did not answer."), most + HEADER) for client in packed}
+        now = {m for m in packed if not isinstance(given.get(m), bytes) or _failed(answers[m][0], "unable")}
+        self.absent = (self.absent - packed.keys()) | now
+        return answers
 
 
-def _unread(answer: Message) -> bool:
-    return isinstance(answer, Failed) and answer.reason == "unread"
+def _failed(answer: Message, reason: str) -> bool:
+    return isinstance(answer, Failed) and answer.reason == reason
 
 
 def _read(answer: bytes | str, most: int) -> tuple[Message, dict[str, np.ndarray]]:

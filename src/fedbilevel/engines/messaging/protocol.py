@@ -216,14 +216,15 @@ class Prepared(Message):
 @dataclass(frozen=True)
 class Failed(Message):
     """The answer that something went wrong. "lost": the client was restarted and does not hold what it was sent before;
-    "stale": it no longer has the memory that the server counts on; "unread": a message or its answer did not arrive, or
-    cannot be read.
+    "stale": it no longer has the memory that the server counts on, only that of an older ``round``; "unread": a message
+    or its answer did not arrive, or cannot be read; "unable": not now, but perhaps later.
     """
 
     action = "failed"
 
     error: str
-    reason: Literal["failed", "lost", "stale", "unread"] = "failed"
+    reason: Literal["failed", "lost", "stale", "unread", "unable"] = "failed"
+    round: int | None = None
 
 
 QUESTIONS = (Hello, Prepare, Join, Run, Commit, Evaluate, Reveal, Finish, Echo)
@@ -296,7 +297,11 @@ class Lost(Exception):
 
 
 class Stale(Exception):
-    """The client no longer has the memory that the server counts on."""
+    """The client no longer has the memory that the server counts on, only that of an older ``round``."""
+
+    def __init__(self, message: str, round: int) -> None:
+        super().__init__(message)
+        self.round = round
 
 
 class Private(Exception):
@@ -333,9 +338,12 @@ def handle(data: bytes, handlers: Mapping[type[Message], Handler], open_book: bo
     except Lost as error:
         return failed(message, Failed(str(error), "lost"))
     except Stale as error:
-        return failed(message, Failed(str(error), "stale"))
+        return failed(message, Failed(str(error), "stale", error.round))
     except FedbilevelError as error:
         return failed(message, Failed(str(error)))
+    except OSError as error:  # a full disk, a folder that became read-only
+        said = f"it cannot use its files ({error.strerror or type(error).__name__})."
+        return failed(message, Failed(said, "unable"), f"{said[:-1]}: {error.filename or error}")
     except Private as error:
         return failed(message, Failed("it does not take part in this study."), str(error))
     except Exception as error:  # a client must answer, whatever its code or data do

@@ -36,6 +36,9 @@ from fedbilevel.engines.program import Program, round_keys, split_vectors, witho
 from fedbilevel.errors import FedbilevelError, NoQuorum, RoundLost
 from fedbilevel.storage.arrays import named_leaves, rebuild
 
+MOST_RETURNS = 3
+"""How often one client may make all others go back."""
+
 
 class State(NamedTuple):
     """The server's side of a run; memories and blocks are with the clients."""
@@ -84,7 +87,7 @@ class Messaging:
         self.failures: list[Failure] = []
         self.session = ""  # attempts of another session are other attempts
         self._attempts = itertools.count(1)
-        self._sent_back: set[tuple[int, int]] = set()  # who has lost which round before
+        self._sent_back: dict[int, set[int]] = {}  # who has made the others go back, and to before which rounds
         # Arrays that clients may hold, by their id; they are kept so that the id stays taken.
         self._serials: dict[int, tuple[str, Any]] = {}
         self._numbers = itertools.count()
@@ -141,7 +144,7 @@ class Messaging:
         for client in again:  # it was restarted, and needs everything
             self._held[client].clear()
         answers |= self.post.ask({client: question(client) for client in again}, most) if again else {}
-        scope.commits = self._heard(scope.commits, answers, round - 1)
+        scope.commits, answers = self._heard(scope.commits, answers, round - 1)
         uploads: dict[int, Any] = {}
         strange: dict[int, Any] = {}
         for client, (answer, reply) in answers.items():
@@ -179,15 +182,23 @@ class Messaging:
     def _quorum(self, asked: int) -> int:
         return min(self.quorum or asked // 2 + 1, asked)
 
-    def _heard(self, commits: Commits, answers: Answers, last: int) -> Commits:
-        """Note who has acknowledged what was pending. Who has lost the last round sends everybody back, once."""
-        for client, (answer, _) in answers.items():
+    def _heard(self, commits: Commits, answers: Answers, last: int) -> tuple[Commits, Answers]:
+        """Note who has acknowledged what was pending. Who has lost the last round sends everybody back, once; if that
+        was earlier, or too often, this client alone continues from what it has.
+        """
+        heard = dict(answers)
+        for client, (answer, arrays) in answers.items():
             if not isinstance(answer, Failed):
                 commits = commits.done(client)
-            elif answer.reason == "stale" and commits.base(client) == last and (client, last) not in self._sent_back:
-                self._sent_back.add((client, last))
-                raise RoundLost(f"round {last} is made again, because of {self.names[client]}: {answer.error}", last)
-        return commits
+            elif answer.reason == "stale" and answer.round is not None:
+                before = self._sent_back.setdefault(client, set())
+                if commits.base(client) == last and last not in before and len(before) < MOST_RETURNS:
+                    before.add(last)
+                    raise RoundLost(f"round {last} is made again: {self.names[client]}: {answer.error}", last)
+                commits = commits.back(client, answer.round)
+                error = f"{answer.error} It continues from round {commits.base(client)}."
+                heard[client] = (dataclasses.replace(answer, error=error), arrays)
+        return commits, heard
 
     def start(self, seed: int, x: Any = None, y: Any = None) -> State:
         """The parties join; then the algorithm's ``init``."""
@@ -275,7 +286,7 @@ class Messaging:
         if not late or not self.program.lasting:
             return commits
         answers = self.post.ask({m: (commit, {}) for m, commit in late.items()})
-        commits = self._heard(commits, answers, round)
+        commits, answers = self._heard(commits, answers, round)
         away = {self.names[m]: answer.error for m, (answer, _) in answers.items() if isinstance(answer, Failed)}
         there = tuple(self.names[m] for m in answers if self.names[m] not in away)
         self.served(Served(round, "commit", there, away))

@@ -115,10 +115,14 @@ def show_status(federation: Which = None) -> None:
         table.add_row(name, role, here if role == "site" or here == "revoked" else "")
     console.print(table)
     runs = Table("run", "task", "algorithm", "status", "round", "")
+    queued = 0
     for place in coordinator.runs(folder):
         run = RunFolder(place).info()
         goal = f"{run.get('round', 0)}/{run['rounds']}" if "rounds" in run else "-"
-        more = run.get("failure") or run.get("waits") or ""
+        more = run.get("failure") or ""
+        if run.get("status") in ("wanted", "waiting"):
+            queued += 1
+            more = " ".join(filter(None, (f"number {queued} in the queue;", run.get("waits"), more))).rstrip(";")
         runs.add_row(place.name, run.get("task", ""), run.get("title", ""), run.get("status", ""), goal, escape(more))
     if runs.row_count:
         console.print(runs)
