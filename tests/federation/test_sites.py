@@ -35,7 +35,8 @@ from fedbilevel.federation.study import (
     site_task,
     site_weights,
 )
-from fedbilevel.federation.worker import LEDGER, Settings, Worker
+from fedbilevel.federation.ledger import SERVED as LEDGER
+from fedbilevel.federation.worker import Settings, Worker
 from fedbilevel.storage.arrays import decode, encode
 from fedbilevel.storage.run_folder import RunFolder
 from fedbilevel.tasks.sites import divided, together

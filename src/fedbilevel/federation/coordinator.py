@@ -20,7 +20,7 @@ from typing import Any
 
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation import process, project
-from fedbilevel.federation.consent import check_run_name
+from fedbilevel.federation.consent import check_run_name, digest
 from fedbilevel.federation.server import FEDERATION_FOLDER, STUDY
 from fedbilevel.federation.study import Study
 from fedbilevel.storage.files import alone, write_atomically
@@ -104,6 +104,7 @@ class Coordinator:
             )  # fmt: skip
             self.say(f"the server is listening on {self.project.host}:{self.project.port}.")
             self.job = None
+            project.note(self.folder, "server started", process=self.server.pid)
             self._note()
         try:
             self._supervise()
@@ -175,6 +176,7 @@ class Coordinator:
             return
         if word.startswith("FINISHED") or word in ("FAILED_TO_RUN", "None"):
             self.job = None
+            project.note(self.folder, "job ended", run=run, job=job, status=word)
             self.waiting_since[run] = time.monotonic()
             if known == "finished":
                 missing = ", ".join(folder.info().get("undelivered", []))
@@ -236,6 +238,7 @@ class Coordinator:
         package = self.folder / "jobs" / run
         write_job(package, run, sites, there, study)
         self.job = (self.session.submit_job(str(package)), run, frozenset(there))
+        project.note(self.folder, "job submitted", run=run, job=self.job[0], sites=there)
         self.waiting_since.pop(run, None)
 
     def _deliver(self, run: str, missing: list[str]) -> bool:
@@ -296,6 +299,7 @@ def want(folder: Path, study: Path, name: str) -> Path:
     run.mkdir(parents=True)
     shutil.copy(study, run / STUDY)
     RunFolder(run).enter("wanted", asked=time.time(), name=name)
+    project.note(folder, "run requested", run=name, study=digest((run / STUDY).read_text()))
     return run
 
 

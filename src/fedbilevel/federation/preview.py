@@ -1,6 +1,6 @@
 """What a site is shown: its data checked before it joins, what it will send, and what it has sent."""
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,11 @@ from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation import rows, study
 from fedbilevel.federation.consent import digest
 from fedbilevel.federation.join import about
-from fedbilevel.federation.worker import LEDGER, Settings
+from fedbilevel.federation.ledger import DONE, EXCHANGES, SERVED, owner, verify
+from fedbilevel.federation.ledger import lines as read
+from fedbilevel.federation.project import load
+from fedbilevel.federation.worker import Settings
 from fedbilevel.storage.arrays import named_leaves
-from fedbilevel.storage.files import json_lines
 
 
 def preview(folder: Path, settings: Settings, text: str, console: Console) -> None:
@@ -94,11 +96,14 @@ def shown(name: str) -> str:
 
 
 def ledger(folder: Path, console: Console, last: int = 0) -> None:
-    """Print tables of what a site has sent."""
-    path = folder / LEDGER
+    """Print tables of what a site has sent, or what a coordinator has done."""
+    if (folder / DONE).exists():
+        _done(folder, console, last or 30)
+        return
+    path = folder / SERVED
     if not path.exists():
-        raise FedbilevelError(f"{folder} has sent nothing yet, or is not the folder of a site.")
-    lines = list(json_lines(path))
+        raise FedbilevelError(f"{folder} has sent nothing yet, or is not the folder of a site or a coordinator.")
+    lines = list(read(path))
     runs: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(lambda: [0, 0, 0, 0, {}, ""]))
     for line in lines:
         entry = runs[line["run"]][f"{line['action']} {line['method']}".strip()]
@@ -128,3 +133,40 @@ def ledger(folder: Path, console: Console, last: int = 0) -> None:
                 escape(line["error"] or arrays),
             )
         console.print(each)
+
+
+def _done(folder: Path, console: Console, last: int) -> None:
+    """What a coordinator has done, the last of it."""
+    table = Table("time", "by", "what was done")
+    for line in deque(read(folder / DONE), last):
+        facts = {k: v for k, v in line.items() if k not in ("n", "before", "time", "caller", "action", "ledger")}
+        words = ", ".join(f"{name} {value}" for name, value in facts.items())
+        table.add_row(
+            str(np.datetime64(int(line["time"]), "s")), escape(line["caller"]), escape(f"{line['action']}: {words}")
+        )
+    console.print(table)
+
+
+def check_ledgers(folder: Path, console: Console) -> None:
+    """Check every ledger in the folder of a site, of a coordinator or of a run; refuses one that was changed."""
+    ours = {folder / SERVED: folder, folder / EXCHANGES: folder.parent.parent, folder / DONE: folder}
+    ours |= {path: folder for path in sorted(folder.glob(f"runs/*/{EXCHANGES}"))}
+    found = {
+        path: place for path, place in ours.items() if path.with_name(f"{path.name}.last").exists() or path.exists()
+    }
+    if not found:
+        raise FedbilevelError(f"{folder} has no ledger: it is not the folder of a site, a coordinator or a run.")
+    broken = 0
+    for path, place in found.items():
+        names = {
+            SERVED: lambda: about(place)["party"],
+            DONE: lambda: load(place).name,
+            EXCHANGES: lambda: path.parent.name,
+        }
+        try:
+            said = str(verify(path, owner(place, names[path.name]())))
+        except FedbilevelError as error:
+            said, broken = f"NOT intact. {error}", broken + 1
+        console.print(f"{path}: {said}", highlight=False, soft_wrap=True, markup=False)
+    if broken:
+        raise FedbilevelError(f"{broken} of {len(found)} ledgers are not intact.")

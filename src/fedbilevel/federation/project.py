@@ -20,6 +20,7 @@ admit parties. Everything secret in it is readable by its owner only.
 """
 
 import contextlib
+import getpass
 import io
 import json
 import os
@@ -34,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbilevel.errors import FedbilevelError, UnknownName, needs
+from fedbilevel.federation.ledger import DONE, Ledger, owner
 from fedbilevel.storage.files import write_atomically
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,60}")
@@ -130,6 +132,15 @@ def save(project: Project, folder: Path) -> None:
     write_atomically(folder / FILE, json.dumps(project.__dict__, indent=1).encode())
 
 
+def note(folder: Path, action: str, **facts: Any) -> None:
+    """Add a line to the coordinator's ledger: what was done, and by which user of this machine."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a user without a name
+        user = str(os.getuid())
+    Ledger(folder / DONE, owner(folder, load(folder).name)).note({"action": action, **facts}, user)
+
+
 def find(folder: Path | None) -> Path:
     """The folder of a federation: the only one here, if none is named."""
     if folder is not None:
@@ -152,6 +163,7 @@ def create(project: Project, folder: Path) -> list[Path]:
         folder.chmod(0o700)
         _provision(project, folder)
         save(project, folder)
+        note(folder, "created", parties=dict(project.parties), host=project.host, port=project.port)
     return [kit(folder, name) for name in project.parties]
 
 
@@ -169,6 +181,7 @@ def add(folder: Path, name: str, role: str = "site") -> Path:
     with _private():
         _provision(project, folder)
         save(project, folder)
+        note(folder, "added", party=name, role=role)
     return kit(folder, name)
 
 
@@ -185,6 +198,7 @@ def revoke(folder: Path, name: str) -> None:
         )
     if name not in project.revoked:
         save(Project(**{**project.__dict__, "revoked": (*project.revoked, name)}), folder)
+        note(folder, "revoked", party=name)
     disabled = sorted(load(folder).revoked)
     # FLARE reads this file when it starts, and refuses the parties in it.
     write_atomically(folder / "server" / "disabled_clients.json", json.dumps({"disabled_clients": disabled}).encode())

@@ -19,7 +19,7 @@ from nvflare.collab import collab
 FEDERATION_FOLDER = "FEDBILEVEL_FEDERATION"
 """The environment variable with the folder of the federation."""
 OFFLINE = "it is offline."
-EXCHANGES, STUDY = "exchanges.jsonl", "study.toml"
+STUDY = "study.toml"
 
 
 class Server:
@@ -126,6 +126,7 @@ def _compute(folder: Path, sites: list[str]) -> None:
     from fedbilevel.engines.program import Program, check_fits
     from fedbilevel.errors import FedbilevelError, NoQuorum
     from fedbilevel.federation.engine import Federation, metrics_of
+    from fedbilevel.federation.ledger import EXCHANGES, Ledger, owner
     from fedbilevel.federation.schema import blank
     from fedbilevel.federation.study import Study, facts_of_copy, plan_digest, server_task, site_weights
     from fedbilevel.runs import configuration
@@ -210,7 +211,8 @@ def _compute(folder: Path, sites: list[str]) -> None:
 
     if study.rules.probe:
         write_atomically(folder / "probe.json", json.dumps(_probe(transport, study.rules.probe)).encode())
-    with (folder / EXCHANGES).open("a") as log, place.records() as records:
+    log = Ledger(folder / EXCHANGES, owner(folder.parent.parent, folder.name))
+    with place.records() as records:
         engine = Federation(
             program,
             plan,
@@ -220,7 +222,7 @@ def _compute(folder: Path, sites: list[str]) -> None:
             1 if finished else study.rules.quorum,
             folder.name,
             sites,
-            lambda served: print(json.dumps({"time": time.time(), **served._asdict()}), file=log, flush=True),
+            lambda served: log.note(served._asdict()),
         )
         engine.task = None if own else task
         engine.metric_names = metrics_of(task) if own else frozenset()

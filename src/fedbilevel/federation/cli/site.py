@@ -89,10 +89,16 @@ def _asked(what: str) -> bool:
 
 @app.command()
 def log(
-    folder: Annotated[Path, typer.Argument(help="Folder of a site.")],
-    last: Annotated[int, typer.Option(help="Also show the last N messages one by one.")] = 0,
+    folder: Annotated[Path, typer.Argument(help="Folder of a site, of a federation, or of one of its runs.")],
+    last: Annotated[int, typer.Option(help="Also show the last N lines one by one.")] = 0,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check that no line was changed or removed since it was written.")
+    ] = False,
 ) -> None:
-    """Show what a site has sent: how often, how many bytes, and which arrays."""
-    from fedbilevel.federation.preview import ledger
+    """Show what a site has sent, or what a coordinator has done; or check that nobody changed these ledgers."""
+    from fedbilevel.federation.preview import check_ledgers, ledger
 
-    ledger(folder, console, last)
+    if verify:
+        check_ledgers(folder, console)
+    else:
+        ledger(folder, console, last)
