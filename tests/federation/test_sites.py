@@ -24,6 +24,7 @@ from fedbilevel.engines.program import Program
 from fedbilevel.federation import coordinator, join, project, schema
 from fedbilevel.federation.consent import MOST_REFUSALS, Consent, Limits, Rules, check_run_name, digest
 from fedbilevel.federation.engine import Federation, metrics_of
+from fedbilevel.federation.ledger import SERVED as LEDGER
 from fedbilevel.federation.preview import preview
 from fedbilevel.federation.rows import load
 from fedbilevel.federation.study import (
@@ -35,7 +36,6 @@ from fedbilevel.federation.study import (
     site_task,
     site_weights,
 )
-from fedbilevel.federation.ledger import SERVED as LEDGER
 from fedbilevel.federation.worker import Settings, Worker
 from fedbilevel.storage.arrays import decode, encode
 from fedbilevel.storage.run_folder import RunFolder

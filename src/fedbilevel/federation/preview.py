@@ -150,7 +150,7 @@ def _done(folder: Path, console: Console, last: int) -> None:
 def check_ledgers(folder: Path, console: Console) -> None:
     """Check every ledger in the folder of a site, of a coordinator or of a run; refuses one that was changed."""
     ours = {folder / SERVED: folder, folder / EXCHANGES: folder.parent.parent, folder / DONE: folder}
-    ours |= {path: folder for path in sorted(folder.glob(f"runs/*/{EXCHANGES}"))}
+    ours |= dict.fromkeys(sorted(folder.glob(f"runs/*/{EXCHANGES}")), folder)
     found = {
         path: place for path, place in ours.items() if path.with_name(f"{path.name}.last").exists() or path.exists()
     }
@@ -158,15 +158,20 @@ def check_ledgers(folder: Path, console: Console) -> None:
         raise FedbilevelError(f"{folder} has no ledger: it is not the folder of a site, a coordinator or a run.")
     broken = 0
     for path, place in found.items():
-        names = {
-            SERVED: lambda: about(place)["party"],
-            DONE: lambda: load(place).name,
-            EXCHANGES: lambda: path.parent.name,
-        }
         try:
-            said = str(verify(path, owner(place, names[path.name]())))
+            said = str(verify(path, _owner(path, place)))
         except FedbilevelError as error:
             said, broken = f"NOT intact. {error}", broken + 1
         console.print(f"{path}: {said}", highlight=False, soft_wrap=True, markup=False)
     if broken:
         raise FedbilevelError(f"{broken} of {len(found)} ledgers are not intact.")
+
+
+def _owner(path: Path, place: Path) -> str:
+    """Whose ledger it should be, in the folder of a site or a coordinator; "" if the folder does not say."""
+    if path.name == EXCHANGES:
+        return owner(place, path.parent.name)
+    try:
+        return owner(place, about(place)["party"] if path.name == SERVED else load(place).name)
+    except (OSError, ValueError, KeyError, FedbilevelError):
+        return ""
