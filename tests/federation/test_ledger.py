@@ -9,12 +9,12 @@ import pytest
 
 import fedbilevel as fb
 from fedbilevel.federation import ledger, project
-from fedbilevel.federation.ledger import DONE, EXCHANGES, SERVED, Ledger, verify
+from fedbilevel.federation.ledger import DONE, EXCHANGES, LEDGER, Ledger, verify
 from helpers import here
 
 
 def written(folder: Path, count: int = 10) -> Path:
-    log = Ledger(folder / SERVED, "north")
+    log = Ledger(folder / LEDGER, "north")
     for number in range(count):
         log.note({"action": "run", "round": number}, caller="server")
     return log.path
@@ -76,7 +76,7 @@ def test_another_ledger_in_its_place_shows(tmp_path: Path) -> None:
 
 def test_a_missing_note_of_the_last_hash_shows_for_good(tmp_path: Path) -> None:
     path = written(tmp_path)
-    path.with_name(f"{SERVED}.last").unlink()
+    path.with_name(f"{LEDGER}.last").unlink()
     with pytest.raises(fb.FedbilevelError, match=r"served\.jsonl\.last, with the last hash, is missing"):
         verify(path)
     Ledger(path, "north").note({"action": "more"})
@@ -97,7 +97,7 @@ def test_a_crash_in_the_middle_of_a_line_is_repaired_and_said(tmp_path: Path) ->
 
 def test_a_crash_between_a_line_and_its_note_is_nothing(tmp_path: Path) -> None:
     path = written(tmp_path)
-    note = path.with_name(f"{SERVED}.last")
+    note = path.with_name(f"{LEDGER}.last")
     before = note.read_bytes()
     Ledger(path, "north").note({"action": "more"})
     note.write_bytes(before)
@@ -131,12 +131,12 @@ def add(path: Path) -> None:
 def test_several_writers_write_one_chain(tmp_path: Path) -> None:
     """Processes of one site, or of one coordinator: each opens the files for itself."""
     with ThreadPoolExecutor(3) as pool:
-        list(pool.map(add, [tmp_path / SERVED] * 3))
-    assert verify(tmp_path / SERVED, "north").lines == 150
+        list(pool.map(add, [tmp_path / LEDGER] * 3))
+    assert verify(tmp_path / LEDGER, "north").lines == 150
 
 
 def test_refusals_do_not_fill_the_disk(tmp_path: Path) -> None:
-    log = Ledger(tmp_path / SERVED, "north")
+    log = Ledger(tmp_path / LEDGER, "north")
     for _ in range(5000):
         log.note({"error": "no"}, refused=True)
     assert verify(log.path).lines == ledger.MOST_REFUSED

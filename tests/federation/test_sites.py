@@ -24,7 +24,7 @@ from fedbilevel.engines.program import Program
 from fedbilevel.federation import coordinator, join, project, schema
 from fedbilevel.federation.consent import MOST_REFUSALS, Consent, Limits, Rules, check_run_name, digest
 from fedbilevel.federation.engine import Federation, metrics_of
-from fedbilevel.federation.ledger import SERVED as LEDGER
+from fedbilevel.federation.ledger import LEDGER
 from fedbilevel.federation.preview import preview
 from fedbilevel.federation.rows import load
 from fedbilevel.federation.study import (
@@ -212,7 +212,7 @@ class Sites:
         for number, name in enumerate(self.names):
             place = folder / name
             place.mkdir()
-            data = write(place / "rows.csv", rows(60 + 20 * number, number))
+            data = write(place / "rows.csv", rows(100 + 20 * number, number))
             Settings(name, str(data), consent=Consent((digest(wanted.text),), None, limits or Limits())).save(place)
             self.workers.append(Worker(place))
         self.hello = {"action": "hello", "run": "r", "study": wanted.text, "copy": facts_of_copy(), "clients": 3}
@@ -417,7 +417,8 @@ def test_rules_allow_studies_without_asking(tmp_path: Path, rules: dict[str, Any
     sites = Sites(tmp_path, study(tmp_path))
     place = tmp_path / "rules.toml"
     place.write_text(tomli_w.dumps(rules))
-    Settings("north", str(tmp_path / "north" / "rows.csv"), consent=Consent((), Rules.read(place))).save(
+    shown = (digest(repr(READ)),)
+    Settings("north", str(tmp_path / "north" / "rows.csv"), consent=Consent((), Rules.read(place), schemas=shown)).save(
         tmp_path / "north"
     )
     header, _ = decode(Worker(tmp_path / "north").handle(encode(sites.hello, {})))

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation import process, project
-from fedbilevel.federation.ledger import SERVED
+from fedbilevel.federation.ledger import LEDGER
 from fedbilevel.federation.site import SITE_FOLDER
 from fedbilevel.federation.worker import Settings
 from fedbilevel.storage.files import alone
@@ -110,7 +110,7 @@ class Joined:
         assert self.client is not None
         log, place = self.folder / "site.log", (self.folder / "site.log").stat().st_size
         connected, refused = False, False
-        ledger = self.folder / SERVED
+        ledger = self.folder / LEDGER
         seen = ledger.stat().st_size if ledger.exists() else 0
         while self.client.poll() is None:
             time.sleep(0.5)

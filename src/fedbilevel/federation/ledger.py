@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.storage.files import locked
 
-SERVED, DONE, EXCHANGES = "served.jsonl", "ledger.jsonl", "exchanges.jsonl"
+LEDGER, DONE, EXCHANGES = "served.jsonl", "ledger.jsonl", "exchanges.jsonl"
 """The ledgers: in the folder of a site, in that of a coordinator, and in that of a run at the coordinator."""
 FULL = 16 << 20
 """Bytes of a file after which the next one begins."""

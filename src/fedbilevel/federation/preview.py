@@ -16,15 +16,15 @@ from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation import rows, study
 from fedbilevel.federation.consent import digest
 from fedbilevel.federation.join import about
-from fedbilevel.federation.ledger import DONE, EXCHANGES, SERVED, owner, verify
+from fedbilevel.federation.ledger import DONE, EXCHANGES, LEDGER, owner, verify
 from fedbilevel.federation.ledger import lines as read
 from fedbilevel.federation.project import load
 from fedbilevel.federation.worker import Settings
 from fedbilevel.storage.arrays import named_leaves
 
 
-def preview(folder: Path, settings: Settings, text: str, console: Console) -> None:
-    """Show a study in words, check the data against it, and show what will be sent."""
+def preview(folder: Path, settings: Settings, text: str, console: Console) -> study.Study:
+    """Show a study in words, check the data against it, and show what will be sent. Returns the study."""
     kit = about(folder)
     given = study.Study.of(text, "the study")
     experiment = given.build().experiment
@@ -38,7 +38,7 @@ def preview(folder: Path, settings: Settings, text: str, console: Console) -> No
         if settings.data != "builtin":
             raise FedbilevelError("this experiment uses the task's own data: join with --data builtin.")
         console.print("The experiment uses the task's own data; no file of this site is read.")
-        return
+        return given
     if settings.data == "builtin":
         raise FedbilevelError("this experiment needs data of this site: join with --data FILE.")
     examples = rows.load(
@@ -71,6 +71,7 @@ def preview(folder: Path, settings: Settings, text: str, console: Console) -> No
         highlight=False,
         soft_wrap=True,
     )
+    return given
 
 
 def _about(given: study.Study, experiment: Any) -> str:
@@ -100,7 +101,7 @@ def ledger(folder: Path, console: Console, last: int = 0) -> None:
     if (folder / DONE).exists():
         _done(folder, console, last or 30)
         return
-    path = folder / SERVED
+    path = folder / LEDGER
     if not path.exists():
         raise FedbilevelError(f"{folder} has sent nothing yet, or is not the folder of a site or a coordinator.")
     lines = list(read(path))
@@ -149,7 +150,7 @@ def _done(folder: Path, console: Console, last: int) -> None:
 
 def check_ledgers(folder: Path, console: Console) -> None:
     """Check every ledger in the folder of a site, of a coordinator or of a run; refuses one that was changed."""
-    ours = {folder / SERVED: folder, folder / EXCHANGES: folder.parent.parent, folder / DONE: folder}
+    ours = {folder / LEDGER: folder, folder / EXCHANGES: folder.parent.parent, folder / DONE: folder}
     ours |= dict.fromkeys(sorted(folder.glob(f"runs/*/{EXCHANGES}")), folder)
     found = {
         path: place for path, place in ours.items() if path.with_name(f"{path.name}.last").exists() or path.exists()
@@ -172,6 +173,6 @@ def _owner(path: Path, place: Path) -> str:
     if path.name == EXCHANGES:
         return owner(place, path.parent.name)
     try:
-        return owner(place, about(place)["party"] if path.name == SERVED else load(place).name)
+        return owner(place, about(place)["party"] if path.name == LEDGER else load(place).name)
     except (OSError, ValueError, KeyError, FedbilevelError):
         return ""

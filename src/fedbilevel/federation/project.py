@@ -74,7 +74,7 @@ def read(path: Path) -> Project:
         table = tomllib.loads(path.read_text())
     except OSError as error:
         raise FedbilevelError(f"{path} cannot be read: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise FedbilevelError(f"{path} is not valid TOML: {error}.") from None
     known = {"name": str, "host": str, "port": int, "experiment": str, "parties": list}
     for key, value in table.items():
@@ -92,7 +92,7 @@ def read(path: Path) -> Project:
         if not isinstance(name, str):
             raise FedbilevelError(f"{path}: every [[parties]] needs a name.")
         check_name(name)
-        if role not in ROLES:
+        if str(role) not in ROLES:
             raise UnknownName("role", str(role), ROLES, f"{path}: ")
         if name in parties:
             raise FedbilevelError(f"{path}: there are two parties called {name}.")
@@ -356,6 +356,8 @@ def unpack(path: Path, folder: Path) -> dict[str, Any]:
                 file.extractall(folder)
                 for part in {folder / above for name in names for above in [Path(name), *Path(name).parents[:-1]]}:
                     part.chmod(0o700 if part.is_dir() else 0o600)
-    except (OSError, zipfile.BadZipFile, KeyError, ValueError) as error:
+    except FedbilevelError:
+        raise
+    except Exception as error:  # whatever a damaged archive makes its reader do
         raise FedbilevelError(f"{path} is not a start-up kit: {error}.") from None
     return about

@@ -24,7 +24,7 @@ import numpy as np
 
 from fedbilevel.data.cells import BLANKS, Choices, Value, shown
 from fedbilevel.errors import FedbilevelError, UnknownName
-from fedbilevel.tasks.sites import Examples
+from fedbilevel.tasks.sites import Columns, Examples
 
 PARTS = Choices(("train", "val", "test"), "the column with the part of a row")
 LARGEST_NUMBER = 1e9
@@ -74,16 +74,16 @@ class Schema:
         return names
 
     @property
-    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
+    def bounds(self) -> Columns:
         """The least and the largest value of every column of the inputs; of images, of a pixel."""
         if self.shape:
-            return np.asarray(0.0), np.asarray(1.0)
+            return Columns(np.asarray(0.0), np.asarray(1.0), math.prod(self.shape))
         each = [
             column.width * [(0.0, 1.0) if column.values else (float(column.least), float(column.most))]
             for column in self.features.values()
         ]
         least, most = np.array([bounds for column in each for bounds in column]).T
-        return least, most
+        return Columns(least, most)
 
 
 def read(table: Mapping[str, Any]) -> Schema:

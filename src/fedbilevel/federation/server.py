@@ -16,6 +16,8 @@ from typing import Any
 
 from nvflare.collab import collab
 
+from fedbilevel.federation.ledger import EXCHANGES
+
 FEDERATION_FOLDER = "FEDBILEVEL_FEDERATION"
 """The environment variable with the folder of the federation."""
 OFFLINE = "it is offline."
@@ -126,9 +128,9 @@ def _compute(folder: Path, sites: list[str]) -> None:
     from fedbilevel.engines.program import Program, check_fits
     from fedbilevel.errors import FedbilevelError, NoQuorum
     from fedbilevel.federation.engine import Federation, metrics_of
-    from fedbilevel.federation.ledger import EXCHANGES, Ledger, owner
+    from fedbilevel.federation.ledger import Ledger, owner
     from fedbilevel.federation.schema import blank
-    from fedbilevel.federation.study import Study, facts_of_copy, plan_digest, server_task, site_weights
+    from fedbilevel.federation.study import Study, facts_of_copy, plan_digest, server_task, site_weights, sums
     from fedbilevel.runs import configuration
     from fedbilevel.runs.execute import describe
     from fedbilevel.runs.settings import plain
@@ -136,7 +138,6 @@ def _compute(folder: Path, sites: list[str]) -> None:
     from fedbilevel.storage.arrays import decode, encode
     from fedbilevel.storage.files import write_atomically
     from fedbilevel.storage.run_folder import RunFolder
-    from fedbilevel.tasks.sites import together
 
     study, place = Study.read(folder / STUDY), RunFolder(folder)
     own, here = study.schema is not None, facts_of_copy()
@@ -191,7 +192,7 @@ def _compute(folder: Path, sites: list[str]) -> None:
     else:
         first = np.array([answer.rows for answer, _ in answers.values()])
         of_sites = [reply for _, reply in answers.values()]
-        facts = together(of_sites, site_weights(first, study.rules)) if own else {}
+        facts = sums(of_sites, first, study.rules) if own else {}
     for m, (answer, _) in answers.items():
         rows[m] = rows[m] or answer.rows
     write_atomically(facts_file, encode({"rows": rows.tolist(), "copy": here}, facts))

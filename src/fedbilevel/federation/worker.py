@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fedbilevel.federation.consent import Consent, Limits, Refusals, check_run_name
-from fedbilevel.federation.ledger import SERVED, Ledger, described, owner
+from fedbilevel.federation.consent import Consent, Limits, Refusals, check_run_name, digest
+from fedbilevel.federation.ledger import LEDGER, Ledger, described, owner
 
 SETTINGS, SECRET = "site.json", "secret"
 Arrays = Mapping[str, Any]
@@ -81,7 +81,7 @@ class Worker:
 
     def __init__(self, folder: Path, again: bool = False) -> None:
         self.folder, self.settings, self.again = folder, Settings.load(folder), again
-        self.ledger = Ledger(folder / SERVED, owner(folder, self.settings.name))
+        self.ledger = Ledger(folder / LEDGER, owner(folder, self.settings.name))
         self.study: Any = None
         self.examples: Any = None
         self.party: Any = None
@@ -148,9 +148,11 @@ class Worker:
             raise FedbilevelError(reason)  # about installed programs only
         refusals = Refusals(self.folder)
         try:
-            if refusals.too_many():
+            if refusals.too_many(digest(message.study)):
                 raise FedbilevelError("this site has refused too many studies today, and looks at no more.")
             answer = self._agree(message)
+            if digest(message.study) not in self.settings.consent.approved:
+                refusals.note(digest(message.study))
         except FedbilevelError as error:
             if not refusals.too_many():
                 refusals.note()

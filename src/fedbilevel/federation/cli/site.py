@@ -64,9 +64,9 @@ def join(
     about = joining.about(place)
     texts = {"the kit's study": (about["experiment"], approve)}
     texts |= {str(path): (joining.text_of(path), True) for path in study or []}
-    approved = []
+    approved, schemas = [], []
     for what, (text, agreed) in texts.items():
-        preview(place, settings, text, console)
+        schemas.append(digest(repr(preview(place, settings, text, console).schema)))
         if agreed or (not dry_run and allowed is None and not study and _asked(what)):
             approved.append(digest(text))
     if dry_run:
@@ -74,7 +74,7 @@ def join(
         return
     if not approved and allowed is None:
         raise FedbilevelError("this site takes part in no study: approve the kit's with --approve, or give --rules.")
-    settings = replace(settings, consent=replace(settings.consent, approved=tuple(approved)))
+    settings = replace(settings, consent=replace(settings.consent, approved=tuple(approved), schemas=tuple(schemas)))
     say(f"connecting to {about['host']}:{about['port']} as {about['party']} ...")
     try:
         joining.Joined(place, settings, say).serve()
