@@ -31,6 +31,8 @@ LARGEST_NUMBER = 1e9
 """A feature without bounds lies between minus this and this; so sums over rows have bounds, too."""
 LARGEST_BOUND = 1e15
 MOST_COLUMNS, MOST_VALUES, MOST_PIXELS = 100_000, 10_000, 10**8
+MOST_BLANK = 1 << 30
+"""Bytes of a row for every part, label and group."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,14 @@ def read(table: Mapping[str, Any]) -> Schema:
         if name in features or twice:
             also = "a feature" if name in features else twice[0]
             raise FedbilevelError(f"[schema]: the column {shown(name)} is both the {role} and {also}: use two columns.")
-    return Schema(label, classes, features, shape, part, group, groups)
+    schema = Schema(label, classes, features, shape, part, group, groups)
+    row = 24 + (math.prod(shape) if shape else 8 * sum(feature.width for feature in features.values()))
+    if row * 3 * max(1, len(groups)) * len(classes) > MOST_BLANK:
+        raise FedbilevelError(
+            f"[schema] is too large: a row of each of its {len(classes)} labels and {len(groups)} groups would not fit "
+            "into memory."
+        )
+    return schema
 
 
 def _check_name(what: str, name: Any) -> None:

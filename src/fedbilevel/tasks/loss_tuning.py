@@ -34,7 +34,6 @@ from fedbilevel.models import Model, cross_entropy, mlp, outputs, squared_norm
 from fedbilevel.tasks.images import divide, images, of_known, per_class, standardised
 from fedbilevel.tasks.learners import labelled, learner
 from fedbilevel.tasks.sites import (
-    MOST_ROWS,
     Bounds,
     Columns,
     Examples,
@@ -271,7 +270,7 @@ def loss_tuning_facts(examples: Examples, train: float = 0.6, validation: float 
 
 def loss_tuning_bounds(facts: Facts, rows: int, columns: Columns) -> Bounds:
     """Validation rows are not among the training rows, whose number is known."""
-    return {**column_bounds(facts, rows, columns), "sum validation": (0, MOST_ROWS)}
+    return {**column_bounds(facts, rows, columns), "sum validation": (0, 20 * rows)}
 
 
 def loss_tuning_of_site(
