@@ -108,7 +108,7 @@ def test_a_thousand_refused_studies_leave_nothing_behind(tmp_path: Path) -> None
     assert sum(size for name, size in files.items() if name != "rows.csv") < 200_000
     assert not (worker.folder / "runs").exists()
     assert worker.study is None
-    assert ledger.verify(worker.folder / ledger.LEDGER).lines == ledger.MOST_REFUSED
+    assert ledger.verify(worker.folder / ledger.LEDGER).lines <= ledger.MOST_REFUSED + 30  # then one a minute
 
 
 def test_studies_that_rules_allow_are_limited_in_number(tmp_path: Path) -> None:

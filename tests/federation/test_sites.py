@@ -477,8 +477,8 @@ def test_sites_cannot_measure_what_the_task_does_not(tmp_path: Path) -> None:
     "change",
     [
         {"train": 0.9, "validation": 0.08},  # next to nothing is left for the test
-        {"train": 0.1, "validation": 0.5},
-        {"train": 0.5, "validation": 0.1},
+        {"train": 0.05, "validation": 0.5},
+        {"train": 0.5, "validation": 0.05},
     ],
 )
 def test_no_part_of_the_rows_is_too_small(tmp_path: Path, change: dict[str, Any]) -> None:

@@ -80,7 +80,8 @@ def plain(text: str) -> str:
 
 def _about(given: study.Study, experiment: Any) -> str:
     """A study in words."""
-    who = f", {experiment.sample} of the sites in each" if experiment.sample else ", all sites in each"
+    some = experiment.sample not in (None, "everyone")
+    who = f", in each a sample of the sites ({experiment.sample})" if some else ", all sites in each"
     words = f"the task {experiment.task} with {experiment.algorithm}, {experiment.rounds} rounds{who}, "
     words += f"evaluated every {experiment.every} rounds, seed {experiment.seed}"
     if experiment.settings:

@@ -88,12 +88,12 @@ def read(path: Path) -> Project:
             raise FedbilevelError(f"{path} lacks {key}.")
     parties: dict[str, str] = {}
     for party in table["parties"]:
-        name, role = (party.get("name"), party.get("role", "site")) if isinstance(party, dict) else (None, None)
+        name, role = (party.get("name"), str(party.get("role", "site"))) if isinstance(party, dict) else (None, "")
         if not isinstance(name, str):
             raise FedbilevelError(f"{path}: every [[parties]] needs a name.")
         check_name(name)
-        if str(role) not in ROLES:
-            raise UnknownName("role", str(role), ROLES, f"{path}: ")
+        if role not in ROLES:
+            raise UnknownName("role", role, ROLES, f"{path}: ")
         if name in parties:
             raise FedbilevelError(f"{path}: there are two parties called {name}.")
         parties[name] = role
