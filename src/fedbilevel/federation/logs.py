@@ -9,11 +9,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedbilevel.errors import FedbilevelError
+from fedbilevel.errors import FedbilevelError, readable
 from fedbilevel.federation.join import about
 from fedbilevel.federation.ledger import DONE, EXCHANGES, LEDGER, owner, verify
 from fedbilevel.federation.ledger import lines as read
 from fedbilevel.federation.project import load
+
+
+def plain(text: str) -> str:
+    """What somebody else wrote, for the terminal: neither it nor rich takes any of it for a command."""
+    return escape(readable(text))
 
 
 def shown(name: str) -> str:
@@ -40,23 +45,24 @@ def ledger(folder: Path, console: Console, last: int = 0) -> None:
         entry[4] = line["left"] or entry[4]
         entry[5] = line["error"] or entry[5]
     for run, totals in runs.items():
-        table = Table("asked for", "times", "failed", "bytes in", "bytes out", title=run, title_justify="left")
+        table = Table("asked for", "times", "failed", "bytes in", "bytes out", title=plain(run), title_justify="left")
         table.add_column("what left", overflow="fold")
         for what, (times, came, left, failed, arrays, error) in totals.items():
             shapes = ", ".join(f"{shown(name)}{arrays[name]['shape']}" for name in sorted(arrays))
             more = "; ".join(text for text in (shapes, error and f"last failure: {error}") if text)
-            table.add_row(what, str(times), str(failed), f"{came:,}", f"{left:,}", escape(more))
+            table.add_row(plain(what), str(times), str(failed), f"{came:,}", f"{left:,}", plain(more))
         console.print(table)
     if last:
-        each = Table("time", "request", "bytes out", "what was sent (norm)")
+        each = Table("time", "by", "request", "bytes out", "what was sent (norm)")
         for line in lines[-last:]:
             arrays = ", ".join(f"{shown(name)} {a['norm']:.3g}" for name, a in sorted(line["left"].items()))
             when = np.datetime64(int(line["time"]), "s")
             each.add_row(
                 str(when),
-                f"{line['action']} {line['method']}".strip(),
+                plain(line["caller"]),
+                plain(f"{line['action']} {line['method']}".strip()),
                 f"{line['bytes_out']:,}",
-                escape(line["error"] or arrays),
+                plain(line["error"] or arrays),
             )
         console.print(each)
 
@@ -68,7 +74,7 @@ def _done(folder: Path, console: Console, last: int) -> None:
         facts = {k: v for k, v in line.items() if k not in ("n", "before", "time", "caller", "action", "ledger")}
         words = ", ".join(f"{name} {value}" for name, value in facts.items())
         table.add_row(
-            str(np.datetime64(int(line["time"]), "s")), escape(line["caller"]), escape(f"{line['action']}: {words}")
+            str(np.datetime64(int(line["time"]), "s")), plain(line["caller"]), plain(f"{line['action']}: {words}")
         )
     console.print(table)
 

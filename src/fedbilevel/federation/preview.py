@@ -5,18 +5,17 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from fedbilevel.engines.messaging.party import Party
 from fedbilevel.engines.plan import Exchange
 from fedbilevel.engines.program import without
-from fedbilevel.errors import FedbilevelError, readable
+from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation import rows, study
 from fedbilevel.federation.consent import digest
 from fedbilevel.federation.engine import metrics_of
 from fedbilevel.federation.join import about
-from fedbilevel.federation.logs import shown
+from fedbilevel.federation.logs import plain, shown
 from fedbilevel.federation.worker import Settings
 from fedbilevel.runs.experiment import Built
 from fedbilevel.storage.arrays import named_leaves
@@ -71,11 +70,6 @@ def preview(folder: Path, settings: Settings, text: str, console: Console) -> st
         "them. The site sends means of gradients, or models; docs/federation.md explains what they can reveal."
     )
     return given
-
-
-def plain(text: str) -> str:
-    """What somebody else wrote, for the terminal: neither it nor rich takes any of it for a command."""
-    return escape(readable(text))
 
 
 def _about(given: study.Study, experiment: Any) -> str:
