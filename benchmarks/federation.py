@@ -23,7 +23,7 @@ from rich.table import Table
 from fedbilevel.engines.plan import plan
 from fedbilevel.federation import coordinator, process, project
 from fedbilevel.federation.demo import child, free_port
-from fedbilevel.federation.server import EXCHANGES
+from fedbilevel.federation.ledger import EXCHANGES
 from fedbilevel.federation.study import Study
 from fedbilevel.storage.run_folder import RunFolder
 

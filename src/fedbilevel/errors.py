@@ -8,8 +8,22 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
+def readable(text: str, most: int = 2000) -> str:
+    """A text that may quote what others wrote, for a terminal: not too long, and nothing that a terminal obeys.
+
+    >>> readable("a file called \\x1b[2J"), readable("x" * 10, most=3)
+    ('a file called \\\\x1b[2J', 'xxx...')
+    """
+    short = text if len(text) <= most else f"{text[:most]}..."
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in short)
+
+
 class FedbilevelError(Exception):
     """An error whose message is meant for the user. The command line prints it and exits with code 2."""
+
+    def __str__(self) -> str:
+        """The sentence, whatever it quotes."""
+        return readable(super().__str__())
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle for another process, whatever arguments it was made with; results stay where they are."""
@@ -82,12 +96,12 @@ class UnknownName(FedbilevelError, KeyError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str], place: str = "") -> None:
         known = sorted(known)
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(name[:100], known, n=1, cutoff=0.5)
         hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}."
-        super().__init__(f"{place}there is no {kind} called '{name}': {hint}")
+        super().__init__(f"{place}there is no {kind} called '{name[:60]}': {hint}")
 
     # KeyError prints the representation of its argument; we want the sentence itself.
-    __str__ = Exception.__str__
+    __str__ = FedbilevelError.__str__
 
 
 class Names(dict[str, T]):

@@ -30,7 +30,7 @@ from fedbilevel.federation import coordinator, process, project
 from fedbilevel.federation.cli.following import missing
 from fedbilevel.federation.demo import child, free_port
 from fedbilevel.federation.join import obstacle
-from fedbilevel.federation.server import EXCHANGES
+from fedbilevel.federation.ledger import EXCHANGES
 from fedbilevel.federation.study import Study
 from helpers import INTERRUPTIBLE
 

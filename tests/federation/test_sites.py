@@ -27,6 +27,7 @@ from fedbilevel.engines.program import Program
 from fedbilevel.federation import cli, coordinator, join, presence, project, schema
 from fedbilevel.federation.consent import MOST_REFUSALS, Consent, Limits, Rules, check_run_name, digest
 from fedbilevel.federation.engine import Federation, metrics_of
+from fedbilevel.federation.ledger import LEDGER
 from fedbilevel.federation.preview import preview
 from fedbilevel.federation.rows import load
 from fedbilevel.federation.study import (
@@ -38,7 +39,7 @@ from fedbilevel.federation.study import (
     site_task,
     site_weights,
 )
-from fedbilevel.federation.worker import LEDGER, Settings, Worker
+from fedbilevel.federation.worker import Settings, Worker
 from fedbilevel.storage.arrays import decode, encode
 from fedbilevel.storage.run_folder import RunFolder
 from fedbilevel.tasks.sites import divided, together
@@ -214,7 +215,7 @@ class Sites:
         for number, name in enumerate(self.names):
             place = folder / name
             place.mkdir()
-            data = write(place / "rows.csv", rows(60 + 20 * number, number))
+            data = write(place / "rows.csv", rows(100 + 20 * number, number))
             Settings(name, str(data), consent=Consent((digest(wanted.text),), None, limits or Limits())).save(place)
             self.workers.append(Worker(place))
         self.hello = {"action": "hello", "run": "r", "study": wanted.text, "copy": facts_of_copy(), "clients": 3}
@@ -419,7 +420,8 @@ def test_rules_allow_studies_without_asking(tmp_path: Path, rules: dict[str, Any
     sites = Sites(tmp_path, study(tmp_path))
     place = tmp_path / "rules.toml"
     place.write_text(tomli_w.dumps(rules))
-    Settings("north", str(tmp_path / "north" / "rows.csv"), consent=Consent((), Rules.read(place))).save(
+    shown = (digest(repr(READ)),)
+    Settings("north", str(tmp_path / "north" / "rows.csv"), consent=Consent((), Rules.read(place), schemas=shown)).save(
         tmp_path / "north"
     )
     header, _ = decode(Worker(tmp_path / "north").handle(encode(sites.hello, {})))
@@ -478,8 +480,8 @@ def test_sites_cannot_measure_what_the_task_does_not(tmp_path: Path) -> None:
     "change",
     [
         {"train": 0.9, "validation": 0.08},  # next to nothing is left for the test
-        {"train": 0.1, "validation": 0.5},
-        {"train": 0.5, "validation": 0.1},
+        {"train": 0.05, "validation": 0.5},
+        {"train": 0.5, "validation": 0.05},
     ],
 )
 def test_no_part_of_the_rows_is_too_small(tmp_path: Path, change: dict[str, Any]) -> None:

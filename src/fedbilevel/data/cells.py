@@ -18,7 +18,7 @@ BLANKS = " \t\r\n\f\v"
 
 # The digits of ASCII only, and no underscores: Python itself would read "1_0" and digits of any script.
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
-_PADDED = re.compile(r"[+-]?0\d", re.ASCII)
+_USUAL = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?", re.ASCII)
 _WORDS = {"true": True, "false": False}
 
 
@@ -72,7 +72,7 @@ class Choices:
     """Values of which a cell must be one, compared exactly.
 
     Text is that text, blanks at the ends aside. A number is that number written in a usual way: 1, 1.0, "1", "1.0" and
-    " 1 ", but not "01" or true. True and false are booleans, or these words.
+    " 1 ", but not "01", "+1", "1e0" or true. True and false are booleans, or these words.
 
     >>> choices = Choices([1, "x", 2.5], "the label")
     >>> [choices.find(cell) for cell in ("1.0", 1, " x ", "2.50", "X", "01", True)]
@@ -143,7 +143,7 @@ def _readings(cell: Any) -> Iterator[tuple[str, Any]]:
         yield "text", text
         if text.isascii() and text.lower() in _WORDS:
             yield "boolean", _WORDS[text.lower()]
-        if _PADDED.match(text):  # 007 is somebody's number, but not the number 7
+        if not _USUAL.fullmatch(text):  # 007 is somebody's number, but not the number 7; and 1e1 may be a name
             return
     if (exact := number(cell)) is not None:
         yield "number", exact

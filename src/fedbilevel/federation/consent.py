@@ -122,11 +122,16 @@ def digest(text: str) -> str:
 
 @dataclass(frozen=True)
 class Consent:
-    """What a site has agreed to: studies by their hash, rules, and limits that hold in any case."""
+    """What a site has agreed to: studies by their hash, rules, and limits that hold in any case.
+
+    Rules hold for the schemas that the site's people were shown only. Whoever could send others would find out about
+    rows by which of them the rows fit: with a bound halfway each time, the largest value of a column.
+    """
 
     approved: tuple[str, ...] = ()
     rules: Rules | None = None
     limits: Limits = field(default_factory=Limits)
+    schemas: tuple[str, ...] = ()  # by their hash
 
     def check(self, text: str, clients: int) -> "Study":
         """The study of a text that the site takes part in; refuses others, with a reason that stays at the site."""
@@ -144,6 +149,11 @@ class Consent:
         reason = self.limits.refusal(study, clients)
         if not known and self.rules is not None:
             reason = reason or self.rules.refusal(study)
+            if study.schema is not None and digest(repr(study.schema)) not in self.schemas:
+                reason = reason or (
+                    "the rules hold for the [schema] of the kit's study and of those given with --study only: another "
+                    "column, bound or value is asked for here."
+                )
         if reason:
             raise FedbilevelError(reason)
         return study
@@ -157,28 +167,34 @@ class Consent:
         """From plain values."""
         rules, limits = known.get("rules"), known.get("limits", {})
         lists: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in limits.items()}
-        return Consent(tuple(known["approved"]), None if rules is None else Rules.of(rules), Limits(**lists))
+        schemas = tuple(known.get("schemas", ()))
+        return Consent(tuple(known["approved"]), None if rules is None else Rules.of(rules), Limits(**lists), schemas)
 
 
 class Refusals:
-    """Counts refusals on disk, so that nobody can ask without end: a restarted site remembers them."""
+    """Counts refusals on disk, so that nobody can ask without end: a restarted site remembers them. A study that the
+    rules allow counts, too, once, since every other one gives other sums over the same rows.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / REFUSALS
 
-    def _times(self) -> list[float]:
+    def _counted(self) -> list[tuple[float, str]]:
+        """When, and the hash of a study that was allowed."""
         try:
-            known = json.loads(self.path.read_text())
-            times = [float(when) for when in known]
-        except (OSError, ValueError, TypeError):
+            known = [(float(when), str(study)) for when, study in json.loads(self.path.read_text())]
+        except (OSError, ValueError, TypeError, RecursionError):
             return []
         # A clock that was set back must not lock a site, nor open it for good.
-        return [when for when in times if abs(time.time() - when) < DAY]
+        return [each for each in known if abs(time.time() - each[0]) < DAY]
 
-    def too_many(self) -> bool:
-        """Whether the site has refused enough for today."""
-        return len(self._times()) >= MOST_REFUSALS
+    def too_many(self, study: str = "") -> bool:
+        """Whether the site has looked at enough for today; a study that was allowed today is none more."""
+        known = self._counted()
+        return len(known) >= MOST_REFUSALS and study not in {allowed for _, allowed in known if allowed}
 
-    def note(self) -> None:
-        """One more."""
-        write_atomically(self.path, json.dumps([*self._times(), time.time()][-MOST_REFUSALS:]).encode())
+    def note(self, allowed: str = "") -> None:
+        """One more: a refusal, or a study that was allowed."""
+        known = self._counted()
+        if not allowed or allowed not in {study for _, study in known}:
+            write_atomically(self.path, json.dumps([*known, (time.time(), allowed)][-MOST_REFUSALS:]).encode())

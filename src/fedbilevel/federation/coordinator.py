@@ -21,7 +21,7 @@ from typing import Any
 
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation import process, project
-from fedbilevel.federation.consent import check_run_name
+from fedbilevel.federation.consent import check_run_name, digest
 from fedbilevel.federation.presence import Presence
 from fedbilevel.federation.server import FEDERATION_FOLDER, STUDY
 from fedbilevel.federation.study import Study
@@ -125,6 +125,7 @@ class Coordinator:
             {FEDERATION_FOLDER: str(self.folder)},
         )  # fmt: skip
         self.say(f"the server is listening on {self.project.host}:{self.project.port}.")
+        project.note(self.folder, "server started", process=self.server.pid)
 
     def _report(self, error: Exception) -> None:
         """Log an error; show it once, unless it only means that FLARE's server is starting or gone."""
@@ -193,6 +194,7 @@ class Coordinator:
             return
         if word.startswith("FINISHED") or word in ("FAILED_TO_RUN", "None"):
             self.job = None
+            project.note(self.folder, "job ended", run=run, job=job, status=word)
             self.waiting_since[run] = time.monotonic()
             if known == "finished":
                 missing = ", ".join(folder.info().get("undelivered", []))
@@ -273,6 +275,7 @@ class Coordinator:
         package = self.folder / "jobs" / run
         write_job(package, run, sites, there, study)
         self.job = (self.session.submit_job(str(package)), run, frozenset(there))
+        project.note(self.folder, "job submitted", run=run, job=self.job[0], sites=there)
         self.waiting_since.pop(run, None)
 
     def _deliver(self, run: str, missing: list[str]) -> bool:
@@ -335,6 +338,7 @@ def want(folder: Path, study: Path, name: str) -> Path:
     last = max((RunFolder(other).info().get("asked", 0.0) for other in runs(folder)), default=0.0)
     # The last one in the queue, even if the clock was set back.
     RunFolder(run).enter("wanted", asked=max(time.time(), last + 1e-3), name=name)
+    project.note(folder, "run requested", run=name, study=digest((run / STUDY).read_text()))
     return run
 
 

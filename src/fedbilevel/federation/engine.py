@@ -38,7 +38,8 @@ class Federation(Messaging):
         names = dict.fromkeys(name for numbers in found.values() for name in numbers)
         means = {n: _mean([numbers[n] for numbers in found.values() if n in numbers]) for n in names}
         single = {f"{n}_{site}": value for site, numbers in found.items() for n, value in numbers.items()}
-        return {**means, **single, "sites": len(found)}
+        # A mean has its name even if a site is called so that its own metric would have the same.
+        return {**single, **means, "sites": len(found)}
 
     def solution(self, state: State) -> tuple[Any, Any]:
         """x and y, without what stays at real sites, or at sites that are offline: that is an empty tree."""

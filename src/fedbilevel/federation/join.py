@@ -11,8 +11,9 @@ from typing import Any
 
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation import process, project
+from fedbilevel.federation.ledger import LEDGER
 from fedbilevel.federation.site import SITE_FOLDER
-from fedbilevel.federation.worker import LEDGER, Settings
+from fedbilevel.federation.worker import Settings
 from fedbilevel.storage.files import alone, why_unwritable
 
 CLIENT = "nvflare.private.fed.app.client.client_train"
@@ -139,8 +140,10 @@ class Joined:
 
     def _refusals(self, ledger: Path, seen: int) -> int:
         """Say why a study was refused: the server is not told. Returns how far the ledger was read."""
-        if not ledger.exists() or ledger.stat().st_size <= seen:
+        size = ledger.stat().st_size if ledger.exists() else 0
+        if size == seen:
             return seen
+        seen = seen if size > seen else 0  # it was full, and another one has begun
         with ledger.open("rb") as file:
             file.seek(seen)
             lines = file.read()

@@ -1,12 +1,10 @@
-"""What a site is shown: its data checked before it joins, what it will send, and what it has sent."""
+"""What a site is shown before it joins: a study in words, whether its data fit, and what would be sent."""
 
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from fedbilevel.engines.messaging.party import Party
@@ -15,116 +13,109 @@ from fedbilevel.engines.program import without
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation import rows, study
 from fedbilevel.federation.consent import digest
+from fedbilevel.federation.engine import metrics_of
 from fedbilevel.federation.join import about
-from fedbilevel.federation.worker import LEDGER, Settings
+from fedbilevel.federation.logs import plain, shown
+from fedbilevel.federation.worker import Settings
+from fedbilevel.runs.experiment import Built
 from fedbilevel.storage.arrays import named_leaves
-from fedbilevel.storage.files import json_lines
+from fedbilevel.tasks.sites import Facts
+
+FACTS = {
+    "sum count": "of every column, how many values are known",
+    "sum values": "of every column, the sum of its values",
+    "sum squares": "of every column, the sum of the squares of its values",
+    "max samples": "how many training rows there are",
+    "sum validation": "how many validation rows each class has",
+    "mean positives": "which share of the validation rows is positive in each group",
+    "number of judges": "whether this site is one of those that judge",
+}
+"""What sites send before the first round, in words. A test holds it complete."""
 
 
-def preview(folder: Path, settings: Settings, text: str, console: Console) -> None:
-    """Show a study in words, check the data against it, and show what will be sent."""
+def preview(folder: Path, settings: Settings, text: str, console: Console) -> study.Study:
+    """Show a study in words, check the data against it, and show what will be sent. Returns the study."""
     kit = about(folder)
     given = study.Study.of(text, "the study")
     experiment = given.build().experiment
-    console.print(
-        f"[bold]{kit['party']}[/bold] in the federation [bold]{kit['federation']}[/bold]. The study "
-        f"[bold]{digest(text)[:12]}[/bold]: {_about(given, experiment)}",
-        highlight=False,
-        soft_wrap=True,
+    say = lambda words: console.print(words, highlight=False, soft_wrap=True)
+    say(
+        f"[bold]{plain(kit['party'])}[/bold] in the federation [bold]{plain(kit['federation'])}[/bold]. The study "
+        f"[bold]{digest(text)[:12]}[/bold]: {plain(_about(given, experiment))}"
     )
     if given.schema is None:
         if settings.data != "builtin":
             raise FedbilevelError("this experiment uses the task's own data: join with --data builtin.")
-        console.print("The experiment uses the task's own data; no file of this site is read.")
-        return
+        say("The experiment uses the task's own data; no file of this site is read.")
+        return given
     if settings.data == "builtin":
         raise FedbilevelError("this experiment needs data of this site: join with --data FILE.")
+    say(plain(_columns(given, settings)))
     examples = rows.load(
         settings.data, given.schema, settings.columns, settings.source(folder), settings.limits.min_rows
     )
-    facts = given.summarize(examples)
     built = given.build(examples)
     train, validation, test = study.parts_of(built, examples)
-    console.print(
-        f"Checked: {settings.data} has {len(examples.labels)} rows that fit the experiment: {train} for training, "
-        f"{validation} for validation, {test} for testing.",
-        highlight=False,
-        soft_wrap=True,
+    say(
+        plain(
+            f"Checked: {settings.data} has {len(examples.labels)} rows that fit the experiment: {train} for training, "
+            f"{validation} for validation, {test} for testing."
+        )
     )
-    party = Party(built.task, built.algorithm, 0, 1.0, 2)
-    shared = Table("when", "what is sent", "numbers", "bytes")
-    for name, array in facts.items():
-        shared.add_row("once", f"{name} over the training rows", str(array.size), str(np.asarray(array).nbytes))
-    for each in party.plan.round:
-        times = "several" if None in each.loops else int(each.times().sum())
-        often = "every round" if times == 1 else f"every round, {times} times"
-        sent = ", ".join(_named(each, party)) or "(nothing)"
-        shared.add_row(often, f"{each.method}: {sent}", str(each.up), str(each.bytes_up))
-    shared.add_row("at evaluations", "metrics on the test rows", "a few", "")
-    console.print(shared)
-    console.print(
+    console.print(_sent(given, built, given.summarize(examples)))
+    say(
         "Never sent: rows, labels, file names"
         + (", and this site's part of x, which belongs to its rows." if built.task.problem.private_x else ".")
-        + " The site sends means of gradients, or models; docs/federation.md explains what they can reveal.",
-        highlight=False,
-        soft_wrap=True,
+        + " x is what the study tunes, y the model; other letters are vectors of the algorithm with the size of one of "
+        "them. The site sends means of gradients, or models; docs/federation.md explains what they can reveal."
     )
+    return given
 
 
 def _about(given: study.Study, experiment: Any) -> str:
     """A study in words."""
-    words = (
-        f"the task {experiment.task} with {experiment.algorithm}, {experiment.rounds} rounds, seed {experiment.seed}"
-    )
+    some = experiment.sample not in (None, "everyone")
+    who = f", in each a sample of the sites ({experiment.sample})" if some else ", all sites in each"
+    words = f"the task {experiment.task} with {experiment.algorithm}, {experiment.rounds} rounds{who}, "
+    words += f"evaluated every {experiment.every} rounds, seed {experiment.seed}"
     if experiment.settings:
         words += ", and " + ", ".join(f"{name} = {value}" for name, value in sorted(experiment.settings.items()))
-    if given.schema is None:
-        return f"{words}."
-    return f"{words}. It reads the columns {', '.join(given.schema.columns)}; all others are ignored."
+    weights = "by its number of training rows" if given.rules.weights == "size" else "equally"
+    return f"{words}. Every site counts {weights}."
+
+
+def _columns(given: study.Study, settings: Settings) -> str:
+    """What is read of the site's data."""
+    assert given.schema is not None
+    own = lambda name: f"{name} (here {settings.columns[name]})" if name in settings.columns else name
+    roles = {"the label": given.schema.label, "the part": given.schema.part, "the group": given.schema.group}
+    read = [own(name) for name in given.schema.features] or [f"images of {given.schema.shape} pixels"]
+    read += [f"{own(name)} ({role})" for role, name in roles.items() if name]
+    return f"It reads the columns {', '.join(read)}; all others are ignored."
+
+
+def _sent(given: study.Study, built: Built, facts: Facts) -> Table:
+    """What leaves the site, when, and how much."""
+    party = Party(built.task, built.algorithm, 0, 1.0, 2)
+    table = Table("when", "what is sent", "numbers", "bytes")
+    table.add_row("once", "how many training rows there are", "1", "")
+    for name, array in facts.items():
+        size = np.asarray(array)
+        table.add_row("once", f"{FACTS.get(name, name)} ({name}, training rows)", str(size.size), str(size.nbytes))
+    total, rounds = 0, built.experiment.rounds or 1
+    for when, exchanges in (("in the first round", party.plan.start), ("in every round", party.plan.round)):
+        for each in exchanges:
+            times = None if None in each.loops else int(each.times().sum())
+            total += each.bytes_up * (times or 1) * (rounds if when == "in every round" else 1)
+            often = when if times == 1 else f"{when}, {times or 'several'} times"
+            words = ", ".join(_named(each, party)) or "(nothing)"
+            table.add_row(often, f"{each.method}: {words}", f"{each.up:,}", f"{each.bytes_up:,}")
+    names = ", ".join(sorted(metrics_of(study.server_task(built, 1, own=True))))
+    table.add_row(f"every {built.experiment.every} rounds", f"on the test rows: {names}", "", "")
+    table.add_row(f"in {rounds} rounds", "all of this together, at most", "", f"about {total:,}")
+    return table
 
 
 def _named(exchange: Exchange, party: Party) -> list[str]:
     leaves = named_leaves(without(exchange.upload, party.program.private))
     return [f"{shown(name)}{list(leaf.shape)}" for name, leaf in leaves.items()]
-
-
-def shown(name: str) -> str:
-    """The name of an array of a message for users, without the internal names of a vector's parts."""
-    return name.replace(".tree", "")
-
-
-def ledger(folder: Path, console: Console, last: int = 0) -> None:
-    """Print tables of what a site has sent."""
-    path = folder / LEDGER
-    if not path.exists():
-        raise FedbilevelError(f"{folder} has sent nothing yet, or is not the folder of a site.")
-    lines = list(json_lines(path))
-    runs: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(lambda: [0, 0, 0, 0, {}, ""]))
-    for line in lines:
-        entry = runs[line["run"]][f"{line['action']} {line['method']}".strip()]
-        entry[0] += 1
-        entry[1] += line["bytes_in"]
-        entry[2] += line["bytes_out"]
-        entry[3] += bool(line["error"])
-        entry[4] = line["left"] or entry[4]
-        entry[5] = line["error"] or entry[5]
-    for run, totals in runs.items():
-        table = Table("asked for", "times", "failed", "bytes in", "bytes out", title=run, title_justify="left")
-        table.add_column("what left", overflow="fold")
-        for what, (times, came, left, failed, arrays, error) in totals.items():
-            shapes = ", ".join(f"{shown(name)}{arrays[name]['shape']}" for name in sorted(arrays))
-            more = "; ".join(text for text in (shapes, error and f"last failure: {error}") if text)
-            table.add_row(what, str(times), str(failed), f"{came:,}", f"{left:,}", escape(more))
-        console.print(table)
-    if last:
-        each = Table("time", "request", "bytes out", "what was sent (norm)")
-        for line in lines[-last:]:
-            arrays = ", ".join(f"{shown(name)} {a['norm']:.3g}" for name, a in sorted(line["left"].items()))
-            when = np.datetime64(int(line["time"]), "s")
-            each.add_row(
-                str(when),
-                f"{line['action']} {line['method']}".strip(),
-                f"{line['bytes_out']:,}",
-                escape(line["error"] or arrays),
-            )
-        console.print(each)

@@ -20,6 +20,7 @@ admit parties. Everything secret in it is readable by its owner only.
 """
 
 import contextlib
+import getpass
 import io
 import json
 import os
@@ -34,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbilevel.errors import FedbilevelError, UnknownName, needs
+from fedbilevel.federation.ledger import DONE, Ledger, owner
 from fedbilevel.storage.files import write_atomically
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,60}")
@@ -72,7 +74,7 @@ def read(path: Path) -> Project:
         table = tomllib.loads(path.read_text())
     except OSError as error:
         raise FedbilevelError(f"{path} cannot be read: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise FedbilevelError(f"{path} is not valid TOML: {error}.") from None
     known = {"name": str, "host": str, "port": int, "experiment": str, "parties": list}
     for key, value in table.items():
@@ -86,12 +88,12 @@ def read(path: Path) -> Project:
             raise FedbilevelError(f"{path} lacks {key}.")
     parties: dict[str, str] = {}
     for party in table["parties"]:
-        name, role = (party.get("name"), party.get("role", "site")) if isinstance(party, dict) else (None, None)
+        name, role = (party.get("name"), str(party.get("role", "site"))) if isinstance(party, dict) else (None, "")
         if not isinstance(name, str):
             raise FedbilevelError(f"{path}: every [[parties]] needs a name.")
         check_name(name)
         if role not in ROLES:
-            raise UnknownName("role", str(role), ROLES, f"{path}: ")
+            raise UnknownName("role", role, ROLES, f"{path}: ")
         if name in parties:
             raise FedbilevelError(f"{path}: there are two parties called {name}.")
         parties[name] = role
@@ -130,6 +132,15 @@ def save(project: Project, folder: Path) -> None:
     write_atomically(folder / FILE, json.dumps(project.__dict__, indent=1).encode())
 
 
+def note(folder: Path, action: str, **facts: Any) -> None:
+    """Add a line to the coordinator's ledger: what was done, and by which user of this machine."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a user without a name
+        user = str(os.getuid())
+    Ledger(folder / DONE, owner(folder, load(folder).name)).note({"action": action, **facts}, user)
+
+
 def find(folder: Path | None) -> Path:
     """The folder of a federation: the only one here, if none is named."""
     if folder is not None:
@@ -152,6 +163,7 @@ def create(project: Project, folder: Path) -> list[Path]:
         folder.chmod(0o700)
         _provision(project, folder)
         save(project, folder)
+        note(folder, "created", parties=dict(project.parties), host=project.host, port=project.port)
     return [kit(folder, name) for name in project.parties]
 
 
@@ -169,6 +181,7 @@ def add(folder: Path, name: str, role: str = "site") -> Path:
     with _private():
         _provision(project, folder)
         save(project, folder)
+        note(folder, "added", party=name, role=role)
     return kit(folder, name)
 
 
@@ -185,6 +198,7 @@ def revoke(folder: Path, name: str) -> None:
         )
     if name not in project.revoked:
         save(Project(**{**project.__dict__, "revoked": (*project.revoked, name)}), folder)
+        note(folder, "revoked", party=name)
     disabled = sorted(load(folder).revoked)
     # FLARE reads this file when it starts, and refuses the parties in it.
     write_atomically(folder / "server" / "disabled_clients.json", json.dumps({"disabled_clients": disabled}).encode())
@@ -342,6 +356,8 @@ def unpack(path: Path, folder: Path) -> dict[str, Any]:
                 file.extractall(folder)
                 for part in {folder / above for name in names for above in [Path(name), *Path(name).parents[:-1]]}:
                     part.chmod(0o700 if part.is_dir() else 0o600)
-    except (OSError, zipfile.BadZipFile, KeyError, ValueError) as error:
+    except FedbilevelError:
+        raise
+    except Exception as error:  # whatever a damaged archive makes its reader do
         raise FedbilevelError(f"{path} is not a start-up kit: {error}.") from None
     return about

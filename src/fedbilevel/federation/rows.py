@@ -41,7 +41,8 @@ def load(source: str, schema: Schema, mapping: Mapping[str, str], site: str, lea
         groups = columns.codes(schema.group, Choices(schema.groups, "the group")) if schema.group else None
     except MemoryError as error:
         raise unreadable(source, error) from None
-    return Examples(inputs, labels, parts, len(schema.classes), site, groups, least)
+    widths = tuple(feature.width for feature in schema.features.values())
+    return Examples(inputs, labels, parts, len(schema.classes), site, groups, least, widths)
 
 
 class _Columns:

@@ -24,13 +24,15 @@ import numpy as np
 
 from fedbilevel.data.cells import BLANKS, Choices, Value, shown
 from fedbilevel.errors import FedbilevelError, UnknownName
-from fedbilevel.tasks.sites import Examples
+from fedbilevel.tasks.sites import Columns, Examples
 
 PARTS = Choices(("train", "val", "test"), "the column with the part of a row")
 LARGEST_NUMBER = 1e9
 """A feature without bounds lies between minus this and this; so sums over rows have bounds, too."""
 LARGEST_BOUND = 1e15
 MOST_COLUMNS, MOST_VALUES, MOST_PIXELS = 100_000, 10_000, 10**8
+MOST_BLANK = 1 << 30
+"""Bytes of a row for every part, label and group."""
 
 
 @dataclass(frozen=True)
@@ -74,16 +76,16 @@ class Schema:
         return names
 
     @property
-    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
+    def bounds(self) -> Columns:
         """The least and the largest value of every column of the inputs; of images, of a pixel."""
         if self.shape:
-            return np.asarray(0.0), np.asarray(1.0)
+            return Columns(np.asarray(0.0), np.asarray(1.0), math.prod(self.shape))
         each = [
             column.width * [(0.0, 1.0) if column.values else (float(column.least), float(column.most))]
             for column in self.features.values()
         ]
         least, most = np.array([bounds for column in each for bounds in column]).T
-        return least, most
+        return Columns(least, most)
 
 
 def read(table: Mapping[str, Any]) -> Schema:
@@ -113,7 +115,14 @@ def read(table: Mapping[str, Any]) -> Schema:
         if name in features or twice:
             also = "a feature" if name in features else twice[0]
             raise FedbilevelError(f"[schema]: the column {shown(name)} is both the {role} and {also}: use two columns.")
-    return Schema(label, classes, features, shape, part, group, groups)
+    schema = Schema(label, classes, features, shape, part, group, groups)
+    row = 24 + (math.prod(shape) if shape else 8 * sum(feature.width for feature in features.values()))
+    if row * 3 * max(1, len(groups)) * len(classes) > MOST_BLANK:
+        raise FedbilevelError(
+            f"[schema] is too large: a row of each of its {len(classes)} labels and {len(groups)} groups would not fit "
+            "into memory."
+        )
+    return schema
 
 
 def _check_name(what: str, name: Any) -> None:

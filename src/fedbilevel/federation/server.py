@@ -16,10 +16,12 @@ from typing import Any
 
 from nvflare.collab import collab
 
+from fedbilevel.federation.ledger import EXCHANGES
+
 FEDERATION_FOLDER = "FEDBILEVEL_FEDERATION"
 """The environment variable with the folder of the federation."""
 OFFLINE = "it is offline."
-EXCHANGES, STUDY = "exchanges.jsonl", "study.toml"
+STUDY = "study.toml"
 
 
 class Server:
@@ -128,8 +130,9 @@ def _compute(folder: Path, sites: list[str]) -> None:
     from fedbilevel.engines.program import Program, check_fits
     from fedbilevel.errors import FedbilevelError, NoQuorum
     from fedbilevel.federation.engine import Federation, metrics_of
+    from fedbilevel.federation.ledger import Ledger, owner
     from fedbilevel.federation.schema import blank
-    from fedbilevel.federation.study import Study, facts_of_copy, plan_digest, server_task, site_weights
+    from fedbilevel.federation.study import Study, facts_of_copy, plan_digest, server_task, site_weights, sums
     from fedbilevel.runs import configuration
     from fedbilevel.runs.execute import describe
     from fedbilevel.runs.settings import plain
@@ -137,7 +140,6 @@ def _compute(folder: Path, sites: list[str]) -> None:
     from fedbilevel.storage.arrays import decode, encode
     from fedbilevel.storage.files import write_atomically
     from fedbilevel.storage.run_folder import RunFolder
-    from fedbilevel.tasks.sites import together
 
     study, place = Study.read(folder / STUDY), RunFolder(folder)
     own, here = study.schema is not None, facts_of_copy()
@@ -196,7 +198,7 @@ def _compute(folder: Path, sites: list[str]) -> None:
     else:
         first = np.array([answer.rows for answer, _ in answers.values()])
         of_sites = [reply for _, reply in answers.values()]
-        facts = together(of_sites, site_weights(first, study.rules)) if own else {}
+        facts = sums(of_sites, first, study.rules) if own else {}
         for m, (answer, _) in answers.items():
             rows[m] = answer.rows
         write_atomically(facts_file, encode({"rows": rows.tolist(), "copy": here}, facts))
@@ -216,7 +218,8 @@ def _compute(folder: Path, sites: list[str]) -> None:
 
     if study.rules.probe:
         write_atomically(folder / "probe.json", json.dumps(_probe(transport, study.rules.probe)).encode())
-    with (folder / EXCHANGES).open("a") as log, place.records() as records:
+    log = Ledger(folder / EXCHANGES, owner(folder.parent.parent, folder.name))
+    with place.records() as records:
         engine = Federation(
             program,
             plan,
@@ -226,7 +229,7 @@ def _compute(folder: Path, sites: list[str]) -> None:
             1 if finished else study.rules.quorum,
             folder.name,
             sites,
-            lambda served: print(json.dumps({"time": time.time(), **served._asdict()}), file=log, flush=True),
+            lambda served: log.note(served._asdict()),
         )
         engine.task = None if own else task
         engine.metric_names = metrics_of(task) if own else frozenset()

@@ -7,7 +7,7 @@ with the simulator.
 import dataclasses
 import hashlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib.metadata import version
@@ -48,7 +48,10 @@ class Rules:
     patience: float = _option(60.0, "seconds to wait for sites that are offline before continuing without them")
     weights: str = _option("equal", "'equal', or 'size': by the number of training rows")
     most_rows: int = _option(
-        0, "rows of a site that count for its weight by size at most; 0: ten times the median site"
+        0, "training rows of one site that count at most, in sums and in weights by size; 0: ten times the median site"
+    )
+    largest_site: int = _option(
+        1_000_000, "training rows that a site may have at most: one that says it has more is refused"
     )
     probe: tuple[int, ...] = _option((), "sizes in floats: time exchanges of these before the run, see probe.json")
 
@@ -89,6 +92,8 @@ class Study:
             raise FedbilevelError(
                 "[federation]: quorum, patience and most_rows must be at least 0, and deadlines greater than 0."
             )
+        if not 1 <= rules.largest_site <= MOST_ROWS:
+            raise FedbilevelError(f"[federation]: largest_site must be a number from 1 to {MOST_ROWS}.")
         schema = schemas.read(tables["schema"]) if tables["schema"] or "schema" in places else None
         own = {table: tables[table] for table in configuration.TABLES}
         name = own["task"].pop("name")
@@ -103,7 +108,7 @@ class Study:
 
     def check_facts(self, rows: Any, facts: Facts) -> None:
         """Refuse what a site says of its rows if it cannot be right."""
-        fewest, most = (1, MOST_ROWS) if self.schema is not None else (0, 0)
+        fewest, most = (1, self.rules.largest_site) if self.schema is not None else (0, 0)
         if type(rows) is not int or not fewest <= rows <= most:
             raise FedbilevelError(f"its number of rows must be a whole number from {fewest} to {most}.")
         self._check_shapes(facts)
@@ -241,12 +246,24 @@ def server_task(built: Built, clients: int, own: bool) -> Task:
 
 
 def site_weights(counts: np.ndarray, rules: Rules) -> np.ndarray:
-    """The weights of sites with these numbers of training rows, summing to 1; one that is not there yet has 0 rows, and
-    counts as the median site. No site counts for more than the coordinator allows, whatever it says.
-    """
+    """The weights of sites with these numbers of training rows, summing to 1."""
     if rules.weights != "size":
         return np.full(len(counts), 1 / len(counts))
-    median = float(np.median(counts[counts > 0])) if np.any(counts > 0) else 1.0
-    rows = np.where(counts > 0, counts.astype(float), median)
-    rows = np.minimum(rows, rules.most_rows or 10 * median)
+    rows = counted_rows(counts, rules)
     return rows / rows.sum()
+
+
+def counted_rows(counts: np.ndarray, rules: Rules) -> np.ndarray:
+    """For how many training rows a site that says it has so many counts: no more than the coordinator allows. One that
+    is not there yet has 0 rows, and counts as the median site.
+    """
+    known = np.sort(counts[counts > 0])
+    median = float(known[(len(known) - 1) // 2]) if len(known) else 1.0  # of two, the smaller: the other may lie
+    rows = np.where(counts > 0, counts.astype(float), median)
+    return np.minimum(rows, rules.most_rows or 10 * median)
+
+
+def sums(facts: Sequence[Facts], counts: np.ndarray, rules: Rules) -> Facts:
+    """The facts of all sites, in which no site counts for more training rows than the coordinator allows."""
+    shares = counted_rows(counts, rules) / np.maximum(counts, 1)
+    return together(facts, site_weights(counts, rules), shares)

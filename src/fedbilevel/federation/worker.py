@@ -11,15 +11,15 @@ import os
 import secrets
 import struct
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fedbilevel.federation.consent import Consent, Limits, Refusals, check_run_name
+from fedbilevel.federation.consent import Consent, Limits, Refusals, check_run_name, digest
+from fedbilevel.federation.ledger import LEDGER, Ledger, described, owner
 
-SETTINGS, LEDGER, SECRET = "site.json", "served.jsonl", "secret"
+SETTINGS, SECRET = "site.json", "secret"
 Arrays = Mapping[str, Any]
 Answer = tuple[Any, Arrays]
 
@@ -81,6 +81,7 @@ class Worker:
 
     def __init__(self, folder: Path, again: bool = False) -> None:
         self.folder, self.settings, self.again = folder, Settings.load(folder), again
+        self.ledger = Ledger(folder / LEDGER, owner(folder, self.settings.name))
         self.study: Any = None
         self.examples: Any = None
         self.party: Any = None
@@ -89,8 +90,8 @@ class Worker:
         self.told: tuple[Answer, Answer] = ((None, {}), (None, {}))  # its answers to these two
         self.run, self.clients = "", 0
 
-    def handle(self, message: bytes) -> bytes:
-        """Answer a message, and log what is sent."""
+    def handle(self, message: bytes, caller: str = "") -> bytes:
+        """Answer a message of a caller, and note in the ledger what is sent."""
         from fedbilevel.engines.messaging.protocol import Failed, failed, handle
 
         handled, most = handle(message, self._handlers()), self.settings.limits.largest_upload
@@ -102,7 +103,11 @@ class Worker:
             handled = failed(
                 handled.message, Failed(f"its answer has {size:.1f} MB, but it sends at most {most:g} MB.")
             )
-        self._note(handled.message, len(message), len(handled.packed), handled.arrays, handled.problem)
+        try:
+            self._noted(handled, len(message), caller)
+        except OSError as error:  # nothing leaves that is not in the ledger
+            said = f"it cannot write its ledger ({error.strerror}): free space or make its folder writable."
+            handled = failed(handled.message, Failed(said))
         return handled.packed
 
     def _handlers(self) -> dict[Any, Any]:
@@ -143,9 +148,11 @@ class Worker:
             raise FedbilevelError(reason)  # about installed programs only
         refusals = Refusals(self.folder)
         try:
-            if refusals.too_many():
+            if refusals.too_many(digest(message.study)):
                 raise FedbilevelError("this site has refused too many studies today, and looks at no more.")
             answer = self._agree(message)
+            if digest(message.study) not in self.settings.consent.approved:
+                refusals.note(digest(message.study))
         except FedbilevelError as error:
             if not refusals.too_many():
                 refusals.note()
@@ -242,26 +249,20 @@ class Worker:
         write_atomically(self.folder / "runs" / self.run / "compiled.json", json.dumps(TRACED).encode())
         return Done(), {}
 
-    def _note(self, message: Any, bytes_in: int, bytes_out: int, left: Arrays, problem: str) -> None:
-        """Log one line per message: what was received and sent, and errors in full, which stay at the site."""
-        import numpy as np
-
-        line = {
-            "time": time.time(),
+    def _noted(self, handled: Any, bytes_in: int, caller: str) -> None:
+        """A line for one message: what was received and sent, and errors in full, which stay at the site."""
+        message = handled.message
+        entry = {
             "run": self.run,
             "action": getattr(message, "action", ""),
             "method": getattr(message, "method", ""),
             "round": getattr(message, "committed", getattr(message, "round", -1)),
             "bytes_in": bytes_in,
-            "bytes_out": bytes_out,
-            "left": {
-                name: {"shape": list(a.shape), "type": str(a.dtype), "norm": float(np.sqrt(np.vdot(a, a)))}
-                for name, a in left.items()
-            },
-            "error": problem,
+            "bytes_out": len(handled.packed),
+            "left": described(handled.arrays),
+            "error": handled.problem,
         }
-        with (self.folder / LEDGER).open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        self.ledger.note(entry, caller, refused=bool(handled.problem))
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ def parse(text: str, source: str, federated: bool = False) -> tuple[dict[str, di
     """The same, of a text; ``source`` is what messages call it."""
     try:
         content = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a ValueError is also a number with too many digits
         raise FedbilevelError(f"{source} is not valid TOML: {error}.") from None
     places = {key: f"{source}, line {line}: " for key, line in _lines(text).items()}
     content.pop("fedbilevel", None)  # the version that wrote it

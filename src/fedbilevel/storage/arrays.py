@@ -49,15 +49,17 @@ def _checksum(text: str, arrays: Mapping[str, np.ndarray]) -> str:
     return f"{checksum:08x}"
 
 
-def decode(message: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The header and the arrays of a message.
+def decode(message: bytes, most: int | None = None) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The header and the arrays of a message; refuses a header of more than ``most`` bytes before it reads it.
 
     >>> decode(encode({"method": "descend"}, {"y": np.zeros(3)}))
     ({'method': 'descend'}, {'y': array([0., 0., 0.])})
     """
     try:
-        arrays = safetensors.numpy.load(message)
         (length,) = struct.unpack("<Q", message[:8])
+        if most is not None and length > most:
+            raise ValueError(f"its header has {length} bytes, where at most {most} are allowed")
+        arrays = safetensors.numpy.load(message)
         checksum, _, text = json.loads(message[8 : 8 + length])["__metadata__"]["header"].partition(" ")
         if checksum != _checksum(text, arrays):
             raise FedbilevelError("its contents are damaged.")

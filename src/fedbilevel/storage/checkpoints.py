@@ -85,23 +85,32 @@ class Checkpoints:
         for path in files if before is None else [path for path in files if path.name < self._path(before).name]:
             try:
                 header, arrays = decode(path.read_bytes())
-                if {"run", "history", "seconds"} - header.keys():
-                    raise FedbilevelError("it is not a checkpoint of fedbilevel.")
+                history, seconds = _checked(header)
                 if header["run"] != run:
                     raise FedbilevelError("it belongs to a run with another configuration or other data.")
                 state = restore(arrays)
                 if before is not None:
                     for later in files[: files.index(path)]:
                         later.unlink(missing_ok=True)
-                return Saved(state, header["history"], header["seconds"])
+                return Saved(state, history, seconds)
             except NoQuorum:  # not the file's fault
                 raise
-            except (FedbilevelError, OSError) as error:
-                refused = f"the checkpoint {path} cannot be used: {error}"
+            except (FedbilevelError, OSError, LookupError, ValueError, TypeError, ArithmeticError) as error:
+                said = error if isinstance(error, FedbilevelError | OSError) else f"{type(error).__name__}: {error}."
+                refused = f"the checkpoint {path} cannot be used: {said}"
                 warnings.warn(f"{refused} Trying the one before.", FedbilevelWarning, stacklevel=2)
         if refused and before is None:
             raise FedbilevelError(f"{refused} There is no other one: remove {self.folder} to start again.")
         return None
+
+
+def _checked(header: Mapping[str, Any]) -> tuple[list[dict[str, Any]], float]:
+    """The history and the seconds of a checkpoint."""
+    history, seconds = header.get("history"), header.get("seconds")
+    rows = isinstance(history, list) and all(isinstance(row, dict) for row in history)
+    if "run" not in header or not rows or type(seconds) not in (int, float) or not 0 <= seconds < 1e12:
+        raise FedbilevelError("it is not a checkpoint of fedbilevel.")
+    return history, float(seconds)
 
 
 def check_checkpoints(seconds: float, keep: int) -> None:

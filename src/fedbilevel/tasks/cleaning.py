@@ -16,6 +16,7 @@ from fedbilevel.errors import FedbilevelError
 from fedbilevel.models import Model, cross_entropy, mlp, outputs, squared_norm
 from fedbilevel.tasks.sites import (
     Bounds,
+    Columns,
     Examples,
     Facts,
     column_bounds,
@@ -119,7 +120,7 @@ def data_cleaning_facts(examples: Examples, train: float = 0.6, validation: floa
     return {"max samples": np.asarray(len(rows.train)), **({} if examples.images else column_facts(rows))}
 
 
-def data_cleaning_bounds(facts: Facts, rows: int, columns: tuple[np.ndarray, np.ndarray]) -> Bounds:
+def data_cleaning_bounds(facts: Facts, rows: int, columns: Columns) -> Bounds:
     """A site has exactly its number of training rows."""
     sums = column_bounds(facts, rows, columns) if "sum count" in facts else {}
     return {"max samples": (rows, rows), **sums}

@@ -26,7 +26,7 @@ from fedbilevel.errors import FedbilevelError, UnknownName
 from fedbilevel.models import Model, cross_entropy, lenet5, mlp, outputs
 from fedbilevel.tasks.images import images as load_images
 from fedbilevel.tasks.learners import labelled, learner
-from fedbilevel.tasks.sites import Bounds, Examples, Facts, column_bounds, column_facts, divided
+from fedbilevel.tasks.sites import Bounds, Columns, Examples, Facts, column_bounds, column_facts, divided
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -234,12 +234,12 @@ def client_weighting_facts(
 ) -> Facts:
     """Sums over the columns, and whether this site is one of those whose validation rows judge."""
     sums = column_facts(divided(examples, train, validation, seed))
-    return {**sums, "sum judges": np.asarray(int(judge == "all" or examples.name in ("", judge)))}
+    return {**sums, "number of judges": np.asarray(int(judge == "all" or examples.name in ("", judge)))}
 
 
-def client_weighting_bounds(facts: Facts, rows: int, columns: tuple[np.ndarray, np.ndarray]) -> Bounds:
+def client_weighting_bounds(facts: Facts, rows: int, columns: Columns) -> Bounds:
     """A site is a judge or not."""
-    return {**column_bounds(facts, rows, columns), "sum judges": (0, 1)}
+    return {**column_bounds(facts, rows, columns), "number of judges": (0, 1)}
 
 
 def client_weighting_of_site(
@@ -269,14 +269,14 @@ def client_weighting_of_site(
     """
     if hidden < 0 or batch_size < 1:
         raise FedbilevelError("client-weighting: batch_size must be at least 1, hidden not negative.")
-    judges, clients = int(facts["sum judges"]), int(facts["clients"])
+    judges, clients = int(facts["number of judges"]), int(facts["clients"])
     if not judges:
         raise FedbilevelError(f"client-weighting: judge must be 'all' or the name of a site, not '{judge}'.")
     rows = divided(examples, train, validation, seed)
     inputs, network = learner(rows.examples, facts, [hidden] if hidden else [])
     client, (tested, right) = labelled(inputs, rows)
     # The upper loss is the mean over sites of these shares of their losses: that of the judges alone.
-    mine = client_weighting_facts(examples, train, validation, judge, seed)["sum judges"]
+    mine = client_weighting_facts(examples, train, validation, judge, seed)["number of judges"]
     share = np.full(len(rows.validation), clients * mine / judges, np.float32)
     on_device = jnp.asarray(tested)
 

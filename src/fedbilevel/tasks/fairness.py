@@ -47,7 +47,7 @@ from fedbilevel.data import adult, dirichlet, iid, split
 from fedbilevel.errors import FedbilevelError, UnknownName
 from fedbilevel.models import Model, mlp, outputs, squared_norm
 from fedbilevel.tasks.learners import learner
-from fedbilevel.tasks.sites import Bounds, Divided, Examples, Facts, column_bounds, column_facts, divided, told
+from fedbilevel.tasks.sites import Bounds, Columns, Divided, Examples, Facts, column_bounds, column_facts, divided, told
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -259,7 +259,7 @@ def fairness_facts(examples: Examples, train: float = 0.6, validation: float = 0
     return {**column_facts(rows), "mean positives": _positives(rows)[1]}
 
 
-def fairness_bounds(facts: Facts, rows: int, columns: tuple[np.ndarray, np.ndarray]) -> Bounds:
+def fairness_bounds(facts: Facts, rows: int, columns: Columns) -> Bounds:
     """Two shares of the same rows."""
     return {**column_bounds(facts, rows, columns), "mean positives": (0, 1 - facts["mean positives"][::-1])}
 

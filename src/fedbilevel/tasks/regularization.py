@@ -124,6 +124,7 @@ def _task(
     shown: Presentation,
     columns: Sequence[str] = (),
     options: Mapping[str, Any] | None = None,
+    least: int = 1,
 ) -> Task:
     """The task of clients with rows of a standardised table, whether of a data set or of one site.
 
@@ -136,6 +137,7 @@ def _task(
         shown: how the results are shown.
         columns: names of the metrics with every client's AUC; none for a site, which is measured on its test rows only.
         options: how the task was made.
+        least: the fewest rows of either label that an AUC may be about.
     """
     seen = slice(None) if columns else rows[2][0]
     loss, of_loss = ("validation_loss", rows[1]) if columns else ("test_loss", rows[2])
@@ -143,9 +145,8 @@ def _task(
     def metrics(x: Any, y: Any) -> dict[str, float]:
         logits, losses = np.zeros((2, len(labels)))
         logits[seen], losses[seen] = judged(y, features[seen], labels[seen])
-        auc = [
-            scores.auc(labels[part], logits[part]) if 0 < labels[part].mean() < 1 else float("nan") for part in rows[2]
-        ]
+        enough = lambda part: np.bincount(labels[part].astype(int), minlength=2).min() >= least
+        auc = [scores.auc(labels[part], logits[part]) if enough(part) else float("nan") for part in rows[2]]
         mean_loss = float(np.mean([losses[part].mean() for part in of_loss]))
         return {"auc": float(np.mean(auc)), **dict(zip(columns, auc, strict=bool(columns))), loss: mean_loss}
 
@@ -284,4 +285,5 @@ def regularization_of_site(
     features = standardised(examples.inputs, *moments(facts))
     suggested = Suggestion("fedbio", 300, hyper={"*": {**STEPS, "lr_upper": 20.0, "local_steps": 1}})
     shown = Presentation(headline={"auc": "mean test AUC", "test_loss": "mean test loss"})
-    return _task(features, examples.labels, [[part] for part in parts], (start, weakest, strongest), suggested, shown)
+    rows, strengths = [[part] for part in parts], (start, weakest, strongest)
+    return _task(features, examples.labels, rows, strengths, suggested, shown, least=examples.least)

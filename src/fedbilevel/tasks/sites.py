@@ -20,6 +20,16 @@ Bounds = Mapping[str, tuple[np.ndarray | float, np.ndarray | float]]
 MOST_ROWS = 10**9
 
 
+class Columns(NamedTuple):
+    """The least and the largest value of every column of the inputs, or of all pixels of images; and how many numbers
+    of a row are in a column.
+    """
+
+    least: np.ndarray
+    most: np.ndarray
+    each: int = 1
+
+
 class Examples(NamedTuple):
     """The rows of a site.
 
@@ -31,6 +41,7 @@ class Examples(NamedTuple):
         site: its name, and what else the draw of the parts depends on, after a blank.
         groups: of the people that the rows are about, as numbers from 0, if the schema has a group.
         least: the fewest rows that a number which leaves the site may be about.
+        widths: how many columns of the inputs each feature has: 1, or one for each of its values. Empty: 1 each.
     """
 
     inputs: np.ndarray
@@ -40,6 +51,7 @@ class Examples(NamedTuple):
     site: str = ""
     groups: np.ndarray | None = None
     least: int = 1
+    widths: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -57,19 +69,21 @@ class SiteTask(NamedTuple):
 
     Args:
         facts: ``facts(examples, ...)``, what a site sends about its rows before the first round. A name says how the
-            facts of sites are joined: "sum ...", "max ...", or "mean ..." with the weights of the sites.
+            facts of sites are joined: "sum ..." over their rows, "number ..." of sites, "max ...", or "mean ..." with
+            the weights of the sites.
         task: ``task(examples, facts, ...)``. Both take options of the task as further arguments.
         bounds: ``bounds(facts, rows, columns)``, what is possible: for a site that says it has this number of training
-            rows, with these bounds of the columns of the inputs.
+            rows, with these columns of the inputs.
     """
 
     facts: Callable[..., Facts]
     task: Callable[..., Task]
-    bounds: Callable[[Facts, int, tuple[np.ndarray, np.ndarray]], Bounds]
+    bounds: Callable[[Facts, int, Columns], Bounds]
 
 
-def together(facts: Sequence[Facts], weights: np.ndarray | None = None) -> Facts:
-    """The facts of all sites; the weights of the sites are equal unless given.
+def together(facts: Sequence[Facts], weights: np.ndarray | None = None, shares: np.ndarray | None = None) -> Facts:
+    """The facts of all sites. The weights of the sites are equal unless given; ``shares`` says how much of the sums of
+    each site counts, 1 unless given.
 
     >>> together([{"sum n": np.array(2), "max n": np.array(2)}, {"sum n": np.array(3), "max n": np.array(3)}])
     {'sum n': array(5), 'max n': array(3)}
@@ -77,11 +91,20 @@ def together(facts: Sequence[Facts], weights: np.ndarray | None = None) -> Facts
     {'mean n': array(1.25)}
     """
     ways = {
-        "sum": lambda of_sites: np.sum(of_sites, 0),
+        "sum": lambda of_sites: _sum(of_sites, shares),
+        "number": lambda of_sites: np.sum(of_sites, 0),
         "max": lambda of_sites: np.max(of_sites, 0),
         "mean": lambda of_sites: np.average(of_sites, 0, weights),
     }
     return {name: np.asarray(ways[name.split(" ")[0]]([each[name] for each in facts])) for name in facts[0]}
+
+
+def _sum(of_sites: Sequence[np.ndarray], shares: np.ndarray | None) -> np.ndarray:
+    if shares is None or np.all(shares == 1):
+        return np.sum(of_sites, 0)
+    shared = np.tensordot(shares, np.asarray(of_sites, float), 1)
+    whole = np.asarray(of_sites[0]).dtype
+    return (np.rint(shared) if whole.kind in "iu" else shared).astype(whole)
 
 
 class Divided(NamedTuple):
@@ -95,7 +118,7 @@ class Divided(NamedTuple):
 
 def divided(examples: Examples, train: float, validation: float, seed: int) -> Divided:
     """The numbers of the rows for training, validation and test: as the site says, or drawn, with the same shares of
-    every label, and of every group if there are some. Columns that are known for too few training rows are missing.
+    every label, and of every group if there are some. What would tell of too few training rows is missing or filled in.
     """
     check_shares(train, validation)
     if examples.parts is not None:
@@ -103,8 +126,7 @@ def divided(examples: Examples, train: float, validation: float, seed: int) -> D
     else:
         # Sites draw for themselves. Other shares are another draw: else two sums would differ by few rows only.
         shares = (train, validation)
-        drawn = hashlib.sha256(f"{seed} {shares} {examples.site}".encode()).digest()
-        rng = np.random.default_rng(int.from_bytes(drawn))
+        rng = np.random.default_rng(_number(f"{seed} {shares} {examples.site}"))
         pieces: list[list[np.ndarray]] = [[], [], []]
         kinds = examples.labels if examples.groups is None else examples.labels + examples.classes * examples.groups
         for kind in np.unique(kinds):
@@ -118,7 +140,7 @@ def divided(examples: Examples, train: float, validation: float, seed: int) -> D
             raise FedbilevelError(
                 f"of {len(examples.labels)} rows, none is left for {name}: this task needs more rows."
             )
-    return Divided(_withheld(examples, division[0]), *division)
+    return Divided(_discreet(examples, division[0]), *division)
 
 
 def check_shares(train: float, validation: float, task: str = "") -> None:
@@ -127,22 +149,42 @@ def check_shares(train: float, validation: float, task: str = "") -> None:
         raise FedbilevelError(f"{task}train and validation must be shares above 0 that leave a rest for the test.")
 
 
-def _withheld(examples: Examples, train: np.ndarray) -> Examples:
-    """The rows without columns that are about too few of the training rows, as if they were missing altogether.
+def _discreet(examples: Examples, train: np.ndarray) -> Examples:
+    """The rows such that no count of the training rows, nor what is left of all of them, is about too few.
 
-    Too few known values; or, in a column of 0 and 1, whose sum is a count, too few ones or too few zeros.
+    Where too few values of a feature are missing, these are filled in, each with that of another row. Columns with too
+    few known values are missing altogether, and so are those of a feature's rare values: of 0 and 1, both.
     """
     if examples.images or examples.least <= 1:
         return examples
-    trained_on = examples.inputs[train]
-    known = ~np.isnan(trained_on)
-    ones = (trained_on == 1).sum(0)
-    zeros = (trained_on == 0).sum(0)
-    counts = known.sum(0)
-    few = (counts > 0) & (counts < examples.least)
-    rare = np.minimum(ones, zeros)
-    few |= (ones + zeros == counts) & (rare > 0) & (rare < examples.least)
-    return examples._replace(inputs=np.where(few, np.nan, examples.inputs))
+    inputs, first = examples.inputs.copy(), 0
+    for width in examples.widths or (1,) * inputs.shape[1]:
+        column = slice(first, first + width)
+        values = inputs[train, column]
+        unknown = np.isnan(values[:, 0]) if width == 1 else ~values.any(1)
+        if 0 < unknown.sum() < min(examples.least, len(train) - unknown.sum() + 1):
+            drawn = np.random.default_rng(_number(f"{first} {examples.site}"))
+            values[unknown] = drawn.choice(values[~unknown], unknown.sum())
+            inputs[train, column] = values
+        inputs[:, column][:, _rare(values, examples.least)] = np.nan
+        first += width
+    return examples._replace(inputs=inputs)
+
+
+def _rare(values: np.ndarray, least: int) -> np.ndarray:
+    """Which columns of a feature tell of too few rows."""
+    if values.shape[1] > 1:
+        counts = np.append(values.sum(0), (~values.any(1)).sum()).astype(int)
+        return ~told(counts, least)[:-1]
+    known = values[~np.isnan(values)]
+    ones, zeros = int((known == 1).sum()), int((known == 0).sum())
+    rare = ones + zeros == len(known) and 0 < min(ones, zeros) < least
+    return np.array([rare or 0 < len(known) < least])
+
+
+def _number(text: str) -> int:
+    """A number that nobody guesses without knowing the text."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest())
 
 
 def told(counts: np.ndarray, least: int) -> np.ndarray:
@@ -177,13 +219,12 @@ def column_facts(divided: Divided) -> Facts:
     return {"sum count": count, "sum values": total, "sum squares": squares}
 
 
-def column_bounds(facts: Facts, rows: int, columns: tuple[np.ndarray, np.ndarray]) -> Bounds:
+def column_bounds(facts: Facts, rows: int, columns: Columns) -> Bounds:
     """What is possible for :func:`column_facts`."""
-    least, most = columns
+    least, most, each = columns
     count, total = facts["sum count"], facts["sum values"]
-    numbers = rows if np.ndim(least) else MOST_ROWS * 10**8  # of images, all pixels
     return {
-        "sum count": (0, numbers),
+        "sum count": (rows * each if each > 1 else 0, rows * each),  # all pixels are known
         "sum values": (count * least, count * most),
         # By Cauchy and Schwarz, and because (value - least) (most - value) is never negative.
         "sum squares": (total**2 / np.maximum(count, 1), (least + most) * total - count * least * most),

@@ -15,12 +15,17 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from fedbilevel.errors import FedbilevelError
+from fedbilevel.errors import FedbilevelError, readable
 from fedbilevel.storage.arrays import decode, encode
 
 Arrays = Mapping[str, Any]
 LARGEST = 10**15
 """Of numbers in headers: rounds, counts, factors."""
+LONGEST = 1 << 17
+"""Of texts in headers, in characters; a study is shorter."""
+MOST_HEADER = 1 << 22
+"""Bytes of a header."""
+MOST_ERROR = 500
 Checked = TypeVar("Checked")
 Terms = dict[str, float]
 """A block of a private x as a combination of others: names and factors."""
@@ -226,6 +231,10 @@ class Failed(Message):
     reason: Literal["failed", "lost", "stale", "unread", "unable"] = "failed"
     round: int | None = None
 
+    def __post_init__(self) -> None:
+        # People read it at the other end, on a terminal and in a log.
+        object.__setattr__(self, "error", readable(" ".join(self.error[: 2 * MOST_ERROR].split()), MOST_ERROR))
+
 
 QUESTIONS = (Hello, Prepare, Join, Run, Commit, Evaluate, Reveal, Finish, Echo)
 ANSWERS = (Done, Facts, Prepared, Failed)
@@ -240,7 +249,7 @@ def pack(message: Message, arrays: Arrays) -> bytes:
 
 def unpack(data: bytes) -> tuple[Message, dict[str, np.ndarray]]:
     """A message and its arrays from bytes; refuses anything else."""
-    header, arrays = decode(data)
+    header, arrays = decode(data, MOST_HEADER)
     kind = _BY_ACTION.get(str(header.pop("action", "")))
     if kind is None:
         raise FedbilevelError("this is not a known kind of message.")
@@ -254,7 +263,8 @@ def checked(kind: type[Checked], header: Mapping[str, Any]) -> Checked:
     missing = [f.name for f in fields if f.name not in header and f.default is dataclasses.MISSING]
     strange = [name for name in header if name not in hints]
     if missing or strange:
-        raise FedbilevelError(f"the message '{what}' lacks {missing}, or has {strange}, which it should not.")
+        more = f"{len(strange)} fields such as {strange[0][:40]!r}" if strange else "nothing"
+        raise FedbilevelError(f"the message '{what}' lacks {missing}, or has {more}, which it should not.")
     values = {name: _value(f"{what}.{name}", value, hints[name]) for name, value in header.items()}
     return kind(**values)
 
@@ -282,6 +292,8 @@ def _value(name: str, value: Any, hint: Any) -> Any:
         return float(value)
     if hint is int and isinstance(value, int) and abs(value) > LARGEST:
         raise FedbilevelError(f"the field '{name}' of a message is too large a number.")
+    if hint is str and isinstance(value, str) and len(value) > LONGEST:
+        raise FedbilevelError(f"the field '{name}' of a message is too long a text.")
     if isinstance(hint, type) and isinstance(value, hint) and isinstance(value, bool) == (hint is bool):
         return value
     raise FedbilevelError(f"the field '{name}' of a message has the wrong type.")

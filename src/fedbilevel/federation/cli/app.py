@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from fedbilevel.errors import readable
 from fedbilevel.federation import project
 
 app = typer.Typer(no_args_is_help=True, help="Run a federation between real parties, with mutual TLS, on NVIDIA FLARE.")
@@ -27,4 +28,4 @@ def _needs_flare() -> None:
 
 def say(text: str) -> None:
     """Print a line with the time."""
-    console.print(f"{datetime.now():%H:%M:%S}  {escape(text)}", soft_wrap=True, highlight=False)
+    console.print(f"{datetime.now():%H:%M:%S}  {escape(readable(text))}", soft_wrap=True, highlight=False)

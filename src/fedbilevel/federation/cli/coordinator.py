@@ -76,7 +76,8 @@ def run(
         if not named:
             raise FedbilevelError(f"{folder} has no run to continue.")
         place = named[-1]
-        RunFolder(place).want_again()
+        if RunFolder(place).want_again():
+            project.note(folder, "run requested again", run=place.name)
     else:
         path = experiment
         if path is None:
@@ -146,6 +147,7 @@ def stop(
             raise FedbilevelError(f"there is no run {only_run} in {folder}.")
         if not run.enter("stopped"):
             raise FedbilevelError(f"{only_run} cannot be stopped: it is already {run.info()['status']}.")
+        project.note(folder, "run stopped", run=only_run)
         console.print(f"{only_run} will stop after its current round.", highlight=False)
         return
     was = coordinator.stop(folder)

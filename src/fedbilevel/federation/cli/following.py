@@ -79,11 +79,10 @@ def show(place: Path) -> None:
 
 def missing(place: Path) -> dict[str, tuple[int, str]]:
     """How many exchanges of a run each site missed, and the most recent reason."""
-    from fedbilevel.federation.server import EXCHANGES
-    from fedbilevel.storage.files import json_lines
+    from fedbilevel.federation.ledger import EXCHANGES, lines
 
     found: dict[str, tuple[int, str]] = {}
-    for line in json_lines(place / EXCHANGES):
+    for line in lines(place / EXCHANGES):
         for name, reason in line["failed"].items():
             found[name] = (found.get(name, (0, ""))[0] + 1, reason)
     return found

@@ -64,9 +64,9 @@ def join(
     about = joining.about(place)
     texts = {"the kit's study": (about["experiment"], approve)}
     texts |= {str(path): (joining.text_of(path), True) for path in study or []}
-    approved = []
+    approved, schemas = [], []
     for what, (text, agreed) in texts.items():
-        preview(place, settings, text, console)
+        schemas.append(digest(repr(preview(place, settings, text, console).schema)))
         if agreed or (not dry_run and allowed is None and not study and _asked(what)):
             approved.append(digest(text))
     if dry_run:
@@ -74,7 +74,7 @@ def join(
         return
     if not approved and allowed is None:
         raise FedbilevelError("this site takes part in no study: approve the kit's with --approve, or give --rules.")
-    settings = replace(settings, consent=replace(settings.consent, approved=tuple(approved)))
+    settings = replace(settings, consent=replace(settings.consent, approved=tuple(approved), schemas=tuple(schemas)))
     say(f"connecting to {about['host']}:{about['port']} as {about['party']} ...")
     try:
         joining.Joined(place, settings, say).serve()
@@ -89,10 +89,16 @@ def _asked(what: str) -> bool:
 
 @app.command()
 def log(
-    folder: Annotated[Path, typer.Argument(help="Folder of a site.")],
-    last: Annotated[int, typer.Option(help="Also show the last N messages one by one.")] = 0,
+    folder: Annotated[Path, typer.Argument(help="Folder of a site, of a federation, or of one of its runs.")],
+    last: Annotated[int, typer.Option(help="Also show the last N lines one by one.")] = 0,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check that no line was changed or removed since it was written.")
+    ] = False,
 ) -> None:
-    """Show what a site has sent: how often, how many bytes, and which arrays."""
-    from fedbilevel.federation.preview import ledger
+    """Show what a site has sent, or what a coordinator has done; or check that nobody changed these ledgers."""
+    from fedbilevel.federation.logs import check_ledgers, ledger
 
-    ledger(folder, console, last)
+    if verify:
+        check_ledgers(folder, console)
+    else:
+        ledger(folder, console, last)
