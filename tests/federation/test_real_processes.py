@@ -26,7 +26,7 @@ from fedbilevel.storage.run_folder import RunFolder
 
 pytest.importorskip("nvflare")
 
-from fedbilevel.federation import coordinator, process, project
+from fedbilevel.federation import coordinator, flare_files, kits, process, project, setup
 from fedbilevel.federation.cli.following import missing
 from fedbilevel.federation.demo import child, free_port
 from fedbilevel.federation.join import obstacle
@@ -35,6 +35,7 @@ from fedbilevel.federation.study import Study
 from helpers import INTERRUPTIBLE
 
 SITES = ("north", "east", "south")
+PASSPHRASE = "only in this test"
 
 
 def status(run: Path) -> dict[str, Any]:
@@ -59,7 +60,9 @@ class Running:
         parties = [{"name": name} for name in SITES]
         described = {"name": "hospitals", "host": "localhost", "port": free_port(), "experiment": "study.toml"}
         (folder / "hospitals.toml").write_text(tomli_w.dumps({**described, "parties": parties}))
-        project.create(project.read(folder / "hospitals.toml"), self.home)
+        setup.create(project.read(folder / "hospitals.toml"), self.home, PASSPHRASE)
+        for name in SITES:
+            self.admit(name)
         self.children: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
@@ -67,6 +70,9 @@ class Running:
         for name in SITES:
             self.join(name, project.kit(self.home, name))
         wait(lambda: self.connected() == sorted(SITES), 120, lambda: (self.folder / "server.log").read_text())
+
+    def admit(self, name: str, new_key: bool = False) -> Path:
+        return setup.approve(self.home, kits.request(self.folder / name, name, new_key=new_key), PASSPHRASE)
 
     def join(self, name: str, kit: Path) -> None:
         (self.folder / "rules.toml").write_text('tasks = ["quadratic"]\n')
