@@ -26,7 +26,7 @@ from fedbilevel.storage.run_folder import RunFolder
 
 pytest.importorskip("nvflare")
 
-from fedbilevel.federation import coordinator, flare_files, kits, process, project, setup
+from fedbilevel.federation import coordinator, kits, process, project, setup
 from fedbilevel.federation.cli.following import missing
 from fedbilevel.federation.demo import child, free_port
 from fedbilevel.federation.join import obstacle

@@ -1,7 +1,7 @@
 """The certificate authority of a federation: it signs what parties request. It never sees their keys.
 
-Its own key is in one file, encrypted with a passphrase. Nothing but signing needs it, so its folder may be on a disk that
-lies in a drawer.
+Its own key is in one file, encrypted with a passphrase. Nothing but signing needs it, so its folder may be on a disk
+that lies in a drawer.
 """
 
 import datetime
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import PrivateFormat, pkcs12
@@ -19,7 +18,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation.project import DAY, LONGEST_COMMON_NAME, Issued, Project, check_party
 from fedbilevel.federation.revocation import number
-from fedbilevel.storage.files import write_atomically
+from fedbilevel.storage.files import write_privately
 
 KEY, ROOT = "authority.p12", "rootCA.pem"
 LEAST_PASSPHRASE = 12
@@ -57,8 +56,7 @@ class Authority:
         how = how.key_cert_algorithm(pkcs12.PBES.PBESv2SHA256AndAES256CBC).hmac_hash(hashes.SHA256())
         # Its certificate is beside it, as that may be renewed.
         content = pkcs12.serialize_key_and_certificates(name.encode(), key, None, None, how.build(passphrase.encode()))
-        write_atomically(folder / KEY, content)
-        (folder / KEY).chmod(0o600)
+        write_privately(folder / KEY, content)
         made._save()
         return made
 
@@ -85,7 +83,7 @@ class Authority:
         self._save()
 
     def _save(self) -> None:
-        write_atomically(self.folder / ROOT, pem(self.root))
+        write_privately(self.folder / ROOT, pem(self.root))
 
     def sign(self, project: Project, party: str, role: str, key: rsa.RSAPublicKey, days: int) -> x509.Certificate:
         """A certificate for a party. What it says comes from the federation, not from the request."""
@@ -120,7 +118,7 @@ class Authority:
 
 
 def subject(project: Project, party: str, role: str) -> Any:
-    """Whom a certificate is for, in the words of FLARE: its name, its organization, and the role of an administrator."""
+    """Whom a certificate is for, in FLARE's words: name, organization, and the role of an administrator."""
     from nvflare.lighter.utils import Identity
 
     group = project.name.replace("-", "_")  # names of organizations have no hyphens
@@ -159,7 +157,7 @@ def pem(certificate: x509.Certificate) -> bytes:
 
 
 def write_request(name: str, role: str, key: rsa.RSAPrivateKey) -> bytes:
-    """A signing request as a file. Its form is FLARE's, whose own tool would ask questions and write into the home folder."""
+    """A signing request as a file, in the form of FLARE, whose own tool also writes into the home folder."""
     from nvflare.lighter.utils import x509_name
 
     request = x509.CertificateSigningRequestBuilder().subject_name(x509_name(name, None, role))
@@ -178,10 +176,8 @@ def read_request(path: Path) -> Request:
         method = found.signature_hash_algorithm
     except OSError as error:
         raise FedbilevelError(f"the request {path} cannot be read: {error.strerror}.") from None
-    except (ValueError, TypeError, InvalidSignature, x509.InvalidVersion, x509.ParsingException) as error:
-        raise FedbilevelError(f"{path} is not a signing request: {error}.") from None
-    except Exception as error:  # what else the library has for malformed files
-        raise FedbilevelError(f"{path} is not a signing request: {type(error).__name__}.") from None
+    except Exception as error:  # the library has many errors for malformed files
+        raise FedbilevelError(f"{path} is not a signing request ({type(error).__name__}).") from None
     if not valid:
         raise FedbilevelError(f"{path} is not signed with its own key: whoever sent it does not have this key.")
     if not isinstance(key, rsa.RSAPublicKey) or key.key_size != PARTY_KEY_BITS or key.public_numbers().e != 65537:
@@ -207,6 +203,12 @@ def fingerprint(key: Any) -> str:
 def spoken(found: str) -> str:
     """A fingerprint to be read on the telephone: its first 128 bits, in groups."""
     return " ".join(found[at : at + 4] for at in range(0, 32, 4))
+
+
+def same(said: str, found: str) -> bool:
+    """Whether somebody told a fingerprint: all of it, or at least the part that is :func:`spoken`."""
+    told = "".join(said.lower().replace(":", " ").split())
+    return len(told) >= 32 and found.startswith(told)
 
 
 def common_name(certificate: x509.Certificate) -> str:

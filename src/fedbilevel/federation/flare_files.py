@@ -1,11 +1,11 @@
 """What NVIDIA FLARE starts from, written from this package before every start.
 
-FLARE takes much from files: which classes it makes when it starts, which a job may name, who may do what, how it logs, and
-folders with code. So nothing that lies in its folder is trusted. It is replaced by what follows, and only names, addresses
-and certificates come from elsewhere.
+FLARE takes much from files: which classes it makes when it starts, which a job may name, who may do what, how it logs,
+and folders with code. So nothing that lies in its folder is trusted. It is replaced by what follows, and only names,
+addresses and certificates come from elsewhere.
 
-FLARE finds three of these files by their name *anywhere* below its folder, jobs included. In that search, the top of the
-folder comes first: that is why they are there, too.
+FLARE finds three of these files by their name *anywhere* below its folder, jobs included. In that search, the top of
+the folder comes first: that is why they are there, too.
 """
 
 import json
@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.federation.kits import CERTIFICATE, KEY, ROOT, STARTUP, Kit, private_file, private_folder
+from fedbilevel.federation.kits import CERTIFICATE, KEY, ROOT, STARTUP, Kit
 from fedbilevel.federation.project import ADMIN, LONGEST_COMMON_NAME, SERVER, Project
+from fedbilevel.storage.files import private_folder, write_privately
 
 FLARE = "flare"
 """FLARE's folder in that of a party."""
@@ -194,7 +195,7 @@ def check_place(folder: Path) -> None:
 
 
 def _replace(folder: Path, credentials: Files, name: str, startup: dict[str, Any], resources: dict[str, Any]) -> Path:
-    """A new folder for FLARE instead of the one that is there; a process that still works in that one is not disturbed."""
+    """A new folder for FLARE instead of the one that is there, in which a process may still be at work."""
     place, draft, old = (folder.resolve() / name for name in (FLARE, f".{FLARE}.new", f".{FLARE}.old"))
     check_place(place)
     _remove(draft)
@@ -233,7 +234,7 @@ def _write(folder: Path, credentials: Files, name: str, startup: dict[str, Any],
             if (folder / place / file).is_dir():
                 _remove(folder / place / file)
             plain = content if isinstance(content, bytes) else json.dumps(content, indent=1).encode()
-            private_file(folder / place / file, plain)
+            write_privately(folder / place / file, plain)
 
 
 def _remove(path: Path) -> None:

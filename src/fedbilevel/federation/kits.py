@@ -1,7 +1,7 @@
 """Start-up kits: what a party gets from the coordinator, and the private key that it makes itself.
 
-A kit has four small files: names and addresses, the certificate of the party, that of the authority, and the text of the
-study. None is secret, and none decides what code runs: everything else is written from the installed package (see
+A kit has four small files: names and addresses, the certificate of the party, that of the authority, and the text of
+the study. None is secret, and none decides what code runs: everything else is written from the installed package (see
 ``flare_files.py``). What a kit says is checked before any of it is kept.
 """
 
@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
@@ -25,7 +26,7 @@ from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation import authority
 from fedbilevel.federation.consent import LONGEST_STUDY
 from fedbilevel.federation.project import ROLES, Project, check_address, check_name, check_party
-from fedbilevel.storage.files import write_atomically
+from fedbilevel.storage.files import private_folder, write_privately
 
 STARTUP = "startup"
 """The folder, in that of a party, with its key and what its kit had."""
@@ -61,8 +62,10 @@ class Kit:
             raise FedbilevelError(f"{place} is not a start-up kit: it {word}, {strange[0][:80]!r}.")
         try:
             about, study = _about(members[ABOUT]), members[STUDY].decode()
-            if len(study) > LONGEST_STUDY or (found := _CONTROL.search(study.replace("\r\n", "\n"))):
-                raise ValueError("its study is too long" if not found else f"its study has the character {found[0]!r}")
+            if len(study) > LONGEST_STUDY:
+                raise ValueError("its study is too long")
+            if found := _CONTROL.search(study.replace("\r\n", "\n")):
+                raise ValueError(f"its study has the character {found[0]!r}")
             root, certificate = (_one(members[name]) for name in (ROOT, CERTIFICATE))
             kit = Kit(**about, study=study, root=root, certificate=certificate)
             _check(kit)
@@ -126,7 +129,7 @@ class Kit:
                 raise FedbilevelError(f"{folder} belongs to another federation: choose another folder with --folder.")
         key = _matching(start, self)
         for name, content in self.files.items():
-            private_file(start / name, content)
+            write_privately(start / name, content)
         if key.name == NEW_KEY:
             os.replace(key, start / KEY)
 
@@ -138,7 +141,7 @@ def made(project: Project, party: str, root: x509.Certificate, certificate: x509
 
 
 def request(folder: Path, name: str, role: str = "site", new_key: bool = False) -> Path:
-    """Make a private key in a party's folder, unless there is one, and a signing request for it. Returns the request."""
+    """Make a private key in a party's folder, unless there is one, and return a signing request for it."""
     check_party(name, role)
     start = folder / STARTUP
     private_folder(folder)
@@ -148,25 +151,10 @@ def request(folder: Path, name: str, role: str = "site", new_key: bool = False) 
         key = _private_key(path)
     else:
         key = authority.new_key()
-        private_file(path, authority.private_pem(key))
+        write_privately(path, authority.private_pem(key))
     written = folder / f"{name}.csr"
-    write_atomically(written, authority.write_request(name, role, key))
+    write_privately(written, authority.write_request(name, role, key))
     return written
-
-
-def private_folder(folder: Path) -> None:
-    """Make a folder that only its owner can read."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    folder.chmod(0o700)
-
-
-def private_file(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read, at any moment."""
-    before = os.umask(0o077)
-    try:
-        write_atomically(path, content)
-    finally:
-        os.umask(before)
 
 
 def _private_key(path: Path) -> authority.rsa.RSAPrivateKey:
@@ -184,8 +172,8 @@ def _matching(start: Path, kit: Kit) -> Path:
     there = [path for path in (start / KEY, start / NEW_KEY) if path.exists()]
     if not there:
         raise FedbilevelError(
-            f"{start.parent} has no private key: make one with 'fedbilevel federation request {kit.party}', and send the "
-            "request to the coordinator; or name the folder where it is with --folder."
+            f"{start.parent} has no private key: make one with 'fedbilevel federation request {kit.party}', and send "
+            "the request to the coordinator; or name the folder where it is with --folder."
         )
     for path in there:
         if _private_key(path).public_key() == kit.certificate.public_key():
@@ -220,7 +208,7 @@ def _members(path: Path) -> dict[str, bytes]:
     return found
 
 
-def _about(content: bytes) -> dict[str, str | int]:
+def _about(content: bytes) -> dict[str, Any]:
     """Names and addresses."""
     known = json.loads(content)
     kinds = {"federation": str, "party": str, "role": str, "host": str, "port": int, "fedbilevel": str}

@@ -23,8 +23,8 @@ def start(
 ) -> "subprocess.Popen[bytes]":
     """Start a module as a child of this process; its output goes into a log.
 
-    Variables by which FLARE would take other settings than those of its files are not passed on, nor is the passphrase of
-    an authority. Modules are not looked for in the folder in which it is started.
+    Variables by which FLARE would take other settings than those of its files are not passed on, nor is the passphrase
+    of an authority. Modules are not looked for in the folder in which it is started.
     """
     command = [sys.executable, "-u", "-m", "fedbilevel.federation.process", module, *arguments]
     kept = {name: value for name, value in os.environ.items() if not name.upper().startswith(NOT_PASSED_ON)}

@@ -29,7 +29,7 @@ from typing import Any
 
 from fedbilevel.errors import FedbilevelError, UnknownName, needs
 from fedbilevel.federation import revocation
-from fedbilevel.storage.files import write_atomically
+from fedbilevel.storage.files import write_privately
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,60}")
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
@@ -167,19 +167,20 @@ def load(folder: Path) -> Project:
     """The federation of a folder that ``setup.create`` made."""
     try:
         known = json.loads((folder / FILE).read_text())
-    except (OSError, ValueError):
+        certificates = tuple(Issued(**each) for each in known.pop("certificates"))
+        found = Project(**known, certificates=certificates)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         raise FedbilevelError(
             f"{folder} is not the folder of a federation: create one with 'fedbilevel federation create FILE.toml'."
         ) from None
-    certificates = tuple(Issued(**each) for each in known.pop("certificates"))
-    return Project(**known, certificates=certificates, revoked=revocation.load(folder / SERVER))
+    return replace(found, revoked=revocation.load(folder / SERVER))
 
 
 def save(project: Project, folder: Path) -> None:
     """Save who takes part, and with which certificates. What was revoked has a file of its own."""
     known: dict[str, Any] = asdict(replace(project, parties=dict(project.parties)))
     del known["revoked"]
-    write_atomically(folder / FILE, json.dumps(known, indent=1).encode())
+    write_privately(folder / FILE, json.dumps(known, indent=1).encode())
 
 
 def find(folder: Path | None) -> Path:

@@ -1,8 +1,8 @@
 """Certificates that were revoked: a file in the server's folder, and the server that refuses them.
 
 FLARE can refuse sites by name only. Here, a certificate is refused by its serial number, whoever has it, and wherever
-FLARE looks at it: at the end of a TLS handshake, when a site registers, when an administrator logs in, and in the signature
-of a job. Connections that are open when a certificate is revoked are closed within a second.
+FLARE looks at it: at the end of a TLS handshake, when a site registers, when an administrator logs in, and in the
+signature of a job. Connections that are open when a certificate is revoked are closed within a second.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.storage.files import write_atomically
+from fedbilevel.storage.files import write_privately
 
 FILE = "revoked.json"
 EVERY = 0.5
@@ -38,8 +38,7 @@ def add(server: Path, serials: Mapping[str, str]) -> None:
     """Revoke certificates: whose they are, by their serial number."""
     path = server / FILE
     known = _read(path) if path.exists() else {}
-    write_atomically(path, json.dumps({**known, **serials}, indent=1).encode())
-    path.chmod(0o600)
+    write_privately(path, json.dumps({**known, **serials}, indent=1).encode())
 
 
 def _read(path: Path) -> dict[str, str]:
@@ -95,7 +94,7 @@ def install(server: Path) -> None:
     _list = Revoked(server)
     checked = _checked(utils.verify_cert_chain)
     for module in (utils, identity_utils, cell_cipher):  # each has a name of its own for it
-        module.verify_cert_chain = checked
+        setattr(module, "verify_cert_chain", checked)  # noqa: B010  (a name that the type of modules does not have)
     ConnectionHandler.handle = _watched(ConnectionHandler.handle)
     threading.Thread(target=_look, daemon=True).start()
 
@@ -113,7 +112,7 @@ def _checked(verify: Callable[..., None]) -> Callable[..., None]:
     return check
 
 
-def _watched(handle: Callable[[Any], None]) -> Callable[[Any], None]:
+def _watched(handle: Callable[..., None]) -> Callable[..., None]:
     """FLARE's loop over what comes from a connection, if its certificate is not refused."""
 
     @functools.wraps(handle)

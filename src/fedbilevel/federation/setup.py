@@ -1,7 +1,7 @@
 """The coordinator's steps before and beside the runs: create a federation, add, approve, renew and revoke parties.
 
-No private key of anybody else ever lies here: a party makes its own and sends a request (``kits.request``), and gets back a
-kit without any secret (``approve``). Only signing needs the authority, whose folder may be elsewhere.
+No private key of anybody else ever lies here: a party makes its own and sends a request (``kits.request``), and gets
+back a kit without any secret (``approve``). Only signing needs the authority, whose folder may be elsewhere.
 """
 
 from dataclasses import replace
@@ -22,7 +22,7 @@ from fedbilevel.federation.authority import (
     read_request,
 )
 from fedbilevel.federation.project import ADMIN, SERVER, Issued, Project, load, save
-from fedbilevel.storage.files import locked
+from fedbilevel.storage.files import locked, private_folder, write_privately
 
 AUTHORITY = "authority"
 
@@ -43,7 +43,7 @@ def create(
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise FedbilevelError(f"the folder {path} is not empty: choose another one with {option}.")
     for path in (folder, place):
-        kits.private_folder(path)
+        private_folder(path)
     made = Authority.create(place, wanted.name, passphrase)
     revocation.add(folder / SERVER, {})
     save(_with_own_certificates(wanted, folder, made, days), folder)
@@ -68,11 +68,11 @@ def _with_own_certificates(known: Project, folder: Path, authority: Authority, d
     for party, role, name in ((SERVER, "server", "server"), (ADMIN, "project_admin", "client")):
         key, start = new_key(), folder / party / kits.STARTUP
         certificate = authority.sign(known, party, role, key.public_key(), days)
-        kits.private_folder(start.parent)
-        kits.private_folder(start)
-        kits.private_file(start / f"{name}.key", private_pem(key))
-        kits.private_file(start / f"{name}.crt", pem(certificate))
-        kits.private_file(start / kits.ROOT, pem(authority.root))
+        private_folder(start.parent)
+        private_folder(start)
+        write_privately(start / f"{name}.key", private_pem(key))
+        write_privately(start / f"{name}.crt", pem(certificate))
+        write_privately(start / kits.ROOT, pem(authority.root))
         new.append(issued(party, certificate))
     flare_files.coordinator(folder, known)
     return replace(known, certificates=(*known.certificates, *new))

@@ -39,8 +39,8 @@ def create(
         table.add_row(name, f"fedbilevel federation request {name}{more}", f"fedbilevel federation approve {name}.csr")
     console.print(table)
     _say(
-        f"{made.folder} contains the key of the authority, encrypted with your passphrase. Only 'approve' and 'renew' need "
-        f"it: you can keep it on another disk, and name it with --authority.\n"
+        f"{made.folder} contains the key of the authority, encrypted with your passphrase. Only 'approve' and 'renew' "
+        f"need it: you can keep it on another disk, and name it with --authority.\n"
         f"Fingerprint of this federation, for the sites: {_fingerprint(made.root.public_key())}\n"
         f"The sites must be able to reach {wanted.host}, port {wanted.port} (TCP); they need no open port themselves.\n"
         f"Next: fedbilevel federation start {folder}"
@@ -75,10 +75,8 @@ def approve(
 
     folder = project.find(federation)
     asked, again = setup.requested(folder, request)
-    _say(
-        f"{asked.name}, a {asked.role}{', who has had a certificate before' if again else ''}, requests a certificate for "
-        f"the key {_fingerprint(asked.key)}"
-    )
+    before = ", who has had one before" if again else ""
+    _say(f"A certificate for {asked.name}, a {asked.role}{before}, with the key {_fingerprint(asked.key)}")
     if not yes:
         if not sys.stdin.isatty():
             raise FedbilevelError("compare the fingerprint with the party's, then approve with --yes.")
@@ -87,8 +85,8 @@ def approve(
     opened = setup.Authority.open(setup.authority_folder(folder, authority), passphrase(passphrase_file))
     kit = setup.admit(folder, asked, opened, days)
     _say(
-        f"Send {kit} to {asked.name}. It is not secret, but tell them the fingerprint of this federation by another way: "
-        f"{_fingerprint(opened.root.public_key())}"
+        f"Send {kit} to {asked.name}. It is not secret, but tell them the fingerprint of this federation by another "
+        f"way: {_fingerprint(opened.root.public_key())}"
     )
 
 

@@ -27,7 +27,7 @@ def request(
     made = kits.request(folder or Path(name), name, role, new_key)
     key = spoken(fingerprint(read_request(made).key))
     console.print(
-        f"Send {made} to the coordinator, and tell them the fingerprint by another way, for instance by telephone: {key}\n"
+        f"Send {made} to the coordinator, and tell them its fingerprint by another way, say by telephone: {key}\n"
         f"The private key stays in {made.parent / kits.STARTUP}: do not send it to anybody, and do not lose it.\n"
         f"With the kit that you get back: fedbilevel federation join {name}.zip"
         + (" --data FILE" if role == "site" else "")
@@ -94,14 +94,11 @@ def join(
     limits = Limits(largest_upload, tuple(algorithm or ()), tuple(task or ()), min_clients, min_rows)
     allowed = None if rules is None else Rules.read(rules)
     found = Kit.read(kit)
-    wanted = "" if fingerprint is None else "".join(fingerprint.lower().replace(":", " ").split())
-    if not found.fingerprint.startswith(wanted) or (fingerprint is not None and len(wanted) < 16):
-        raise FedbilevelError(
-            f"{kit} is from another federation, {authority.spoken(found.fingerprint)}: ask the coordinator which is right."
-        )
+    seen = authority.spoken(found.fingerprint)
+    if fingerprint is not None and not authority.same(fingerprint, found.fingerprint):
+        raise FedbilevelError(f"{kit} is from another federation, {seen}: ask the coordinator for the right one.")
     console.print(
-        f"Federation {found.federation}, fingerprint {authority.spoken(found.fingerprint)}. This certificate is valid for "
-        f"{found.days} more days.",
+        f"Federation {found.federation}, fingerprint {seen}. The certificate is valid for {found.days} more days.",
         highlight=False,
         soft_wrap=True,
     )
