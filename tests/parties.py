@@ -1,10 +1,11 @@
 """Parties of a federation for tests: with real keys, and an authority whose passphrase is known."""
 
 from pathlib import Path
+from unittest.mock import patch
 
 import tomli_w
 
-from fedbilevel.federation import kits, project, setup
+from fedbilevel.federation import authority, kits, project, setup
 
 PASSPHRASE = "only in these tests"
 STUDY = '[task]\nname = "quadratic"\n[algorithm]\nname = "fedbio"\n'
@@ -23,7 +24,8 @@ def described(folder: Path, port: int = 8102, study: str = STUDY, **parties: str
 def created(folder: Path, port: int = 8102, study: str = STUDY, **parties: str) -> Path:
     """The folder of a new federation."""
     home = folder / "hospitals"
-    setup.create(described(folder, port, study, **parties), home, PASSPHRASE)
+    with patch.object(authority, "ROUNDS", 2048):  # who waits for a key of the passphrase should be an attacker
+        setup.create(described(folder, port, study, **parties), home, PASSPHRASE)
     return home
 
 
