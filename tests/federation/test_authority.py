@@ -90,6 +90,18 @@ def test_the_authority_may_be_elsewhere(folder: Path, home: Path, tmp_path: Path
     with pytest.raises(fb.FedbilevelError, match="is not the folder of an authority"):
         setup.approve(home, request, PASSPHRASE)
     assert Kit.read(setup.approve(home, request, PASSPHRASE, drawer)).party == "b"
+    # On another machine, with the two files that say who takes part.
+    setup.revoke(home, "a")
+    there = tmp_path / "there"
+    for name in (project.FILE, f"server/{revocation.FILE}"):
+        (there / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(home / name, there / name)
+    with pytest.raises(fb.FedbilevelError, match="was revoked"):
+        setup.approve(there, kits.request(folder / "a", "a"), PASSPHRASE, drawer)
+    kit = Kit.read(setup.approve(there, request, PASSPHRASE, drawer))
+    shutil.copy(there / project.FILE, home / project.FILE)
+    assert project.load(home).certificates[-1].serial == revocation.number(kit.certificate.serial_number)
+    assert project.load(home).excluded == {"a"}
 
 
 def requested(path: Path, key: Any, *subject: tuple[Any, str], method: Any = None) -> Path:
@@ -331,7 +343,7 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_names_that_do_not_fit_into_a_certificate(tmp_path: Path) -> None:
     with pytest.raises(fb.FedbilevelError, match="certificates allow 64: choose shorter names"):
-        described(tmp_path, a="site", **{"x" * 60: "coordinator"})
+        described(tmp_path, 8102, a="site", **{"x" * 60: "coordinator"})
     wanted = replace(described(tmp_path, a="site"), host="a" * 60 + "." + "b" * 60)
     certificate = Authority.create(tmp_path / "drawer", "hospitals", PASSPHRASE).sign(
         wanted, "server", "server", authority.new_key().public_key(), 10

@@ -4,6 +4,7 @@ import datetime
 import io
 import json
 import os
+import random
 import stat
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from fedbilevel.federation import authority, flare_files, join, kits, project
+from fedbilevel.federation.authority import read_request
 from fedbilevel.federation.kits import Kit
 from fedbilevel.federation.setup import AUTHORITY, Authority
 from parties import PASSPHRASE, admitted, created
@@ -436,4 +438,41 @@ def test_kits_are_small_and_say_whom_they_are_for(made: Federation) -> None:
     assert kit.fingerprint == authority.fingerprint(made.authority.key.public_key())
     assert authority.same(authority.spoken(kit.fingerprint), kit.fingerprint)
     assert not authority.same(kit.fingerprint[:8], kit.fingerprint)
-    assert io.BytesIO(made.kits["a"].read_bytes()).read(2) == b"PK"
+
+
+def mutated(content: bytes, chance: random.Random) -> bytes:
+    """With bytes that changed, came, went or are there again."""
+    found = bytearray(content)
+    for _ in range(chance.choice([1, 1, 2, 5, 20])):
+        at = chance.randrange(len(found) + 1)
+        match chance.randrange(4):
+            case 0:
+                found[at : at + 1] = chance.randbytes(1)
+            case 1:
+                found[at:at] = chance.randbytes(chance.choice([1, 3, 50]))
+            case 2:
+                del found[at : at + chance.choice([1, 4, 100])]
+            case _:
+                found[at:at] = found[at : at + 50]
+    return bytes(found)
+
+
+def test_mutated_kits_and_requests_are_refused_with_a_sentence(made: Federation, tmp_path: Path) -> None:
+    chance, members, path = random.Random(0), made.members(), tmp_path / "x"
+    whole, request = made.kits["a"].read_bytes(), (made.folder / "a" / "a.csr").read_bytes()
+    said = []
+    for _ in range(100):
+        one = chance.choice(list(members))
+        content = io.BytesIO()
+        with zipfile.ZipFile(content, "w") as file:
+            for name, each in members.items():
+                file.writestr(name, mutated(each, chance) if name == one else each)
+        kit, other, asked = mutated(whole, chance), content.getvalue(), mutated(request, chance)
+        for bad, read in ((kit, Kit.read), (other, Kit.read), (asked, read_request)):
+            path.write_bytes(bad)
+            try:
+                read(path)
+            except fb.FedbilevelError as error:
+                said.append(str(error))
+    assert not [sentence for sentence in said if "\n" in sentence]
+    assert len(said) > 250  # the rest changed the text of the study, or nothing that counts
