@@ -8,6 +8,7 @@ FedBiOAcc: bytes by the plan, bytes of the messages, and how often the clients' 
 
 import asyncio
 import json
+import secrets
 import statistics
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedbilevel.engines.plan import plan
-from fedbilevel.federation import coordinator, process, project
+from fedbilevel.federation import coordinator, kits, process, project, setup
 from fedbilevel.federation.demo import child, free_port
 from fedbilevel.federation.ledger import EXCHANGES
 from fedbilevel.federation.study import Study
@@ -44,7 +45,10 @@ def federation(folder: Path) -> tuple[dict[str, Any], Path]:
     parties = [{"name": f"site{n}"} for n in range(SITES)]
     (folder / "bench.toml").write_text(tomli_w.dumps({**described, "parties": parties}))
     home = folder / "bench"
-    project.create(project.read(folder / "bench.toml"), home)
+    passphrase = secrets.token_urlsafe()
+    setup.create(project.read(folder / "bench.toml"), home, passphrase)
+    for party in parties:
+        setup.approve(home, kits.request(folder / party["name"], party["name"]), passphrase)
     children = [child(["start", str(home)], folder / "server.log")]
     try:
         for party in parties:

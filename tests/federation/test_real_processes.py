@@ -10,8 +10,10 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +28,15 @@ from fedbilevel.storage.run_folder import RunFolder
 
 pytest.importorskip("nvflare")
 
-from fedbilevel.federation import coordinator, process, project
+from fedbilevel.federation import coordinator, kits, process, project, setup
 from fedbilevel.federation.cli.following import missing
 from fedbilevel.federation.demo import child, free_port
-from fedbilevel.federation.join import obstacle
+from fedbilevel.federation.join import administrator, obstacle
+from fedbilevel.federation.kits import Kit
 from fedbilevel.federation.ledger import EXCHANGES
 from fedbilevel.federation.study import Study
 from helpers import INTERRUPTIBLE
+from parties import PASSPHRASE
 
 SITES = ("north", "east", "south")
 
@@ -59,7 +63,9 @@ class Running:
         parties = [{"name": name} for name in SITES]
         described = {"name": "hospitals", "host": "localhost", "port": free_port(), "experiment": "study.toml"}
         (folder / "hospitals.toml").write_text(tomli_w.dumps({**described, "parties": parties}))
-        project.create(project.read(folder / "hospitals.toml"), self.home)
+        setup.create(project.read(folder / "hospitals.toml"), self.home, PASSPHRASE)
+        for name in SITES:
+            self.admit(name)
         self.children: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
@@ -67,6 +73,9 @@ class Running:
         for name in SITES:
             self.join(name, project.kit(self.home, name))
         wait(lambda: self.connected() == sorted(SITES), 120, lambda: (self.folder / "server.log").read_text())
+
+    def admit(self, name: str, new_key: bool = False) -> Path:
+        return setup.approve(self.home, kits.request(self.folder / name, name, new_key=new_key), PASSPHRASE)
 
     def join(self, name: str, kit: Path) -> None:
         (self.folder / "rules.toml").write_text('tasks = ["quadratic"]\n')
@@ -299,8 +308,12 @@ def test_a_run_starts_without_a_site_which_joins_later_and_another_gets_its_resu
     wait(lambda: running.connected() == sorted(SITES), 60, lambda: str(running.connected()))
 
 
+# Their jobs start, as those that are refused do not.
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("a driver", "another list")]
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what FLARE calls
-@pytest.mark.parametrize("brought", ["code", "another class"])
+@pytest.mark.parametrize("brought", ["code", "another class", *SLOW])
 def test_a_job_that_brings_code_is_refused(running: Running, tmp_path: Path, brought: str) -> None:
     from nvflare.fuel.flare_api.flare_api import new_secure_session
 
@@ -309,21 +322,25 @@ def test_a_job_that_brings_code_is_refused(running: Running, tmp_path: Path, bro
     evil = f"open({str(marker)!r}, 'w')\n\n\nclass Site:\n    pass\n"
     package = tmp_path / "evil"
     coordinator.write_job(package, "evil", list(SITES), list(SITES), study)
+    config, wanted = package / "app" / "config", {}
     if brought == "code":
         (package / "app" / "custom").mkdir()
         (package / "app" / "custom" / "evil.py").write_text(evil)
-    config = package / "app" / "config" / "config_fed_client.json"
-    wanted = json.loads(config.read_text())
-    wanted["components"][0] |= (
-        {"path": "evil.Site"}
-        if brought == "code"
-        else {"path": "subprocess.Popen", "args": {"args": ["touch", str(marker)]}}
-    )
-    config.write_text(json.dumps(wanted))
+        wanted = {"path": "evil.Site"}
+    elif brought == "a driver":  # FLARE looks for this file in all that is below its folder
+        (config / "comm_config.json").write_text(json.dumps({"comm_driver_path": "."}))
+        (config / "evil.py").write_text(evil)
+    else:
+        wanted = {"path": "subprocess.Popen", "args": {"args": ["touch", str(marker)]}}
+        if brought == "another list":
+            (config / "resources.json").write_text(json.dumps({"class_allow_list": ["*"], "components": []}))
+    known = json.loads((config / "config_fed_client.json").read_text())
+    known["components"][0] |= wanted
+    (config / "config_fed_client.json").write_text(json.dumps(known))
     session = new_secure_session("coordinator@hospitals.org", str(running.home / "coordinator"), timeout=10.0)
     try:
         job = session.submit_job(str(package))
-        wait(lambda: _ended(session, job), 60, lambda: str(session.get_job_meta(job)))
+        wait(lambda: _ended(session, job), 150, lambda: str(session.get_job_meta(job)))
         assert "COMPLETED" not in str(session.get_job_status(job))
         assert not marker.exists()
     finally:
@@ -336,57 +353,157 @@ def _ended(session: Any, job: str) -> bool:
 
 
 def test_who_has_no_valid_kit_cannot_join(running: Running, tmp_path: Path) -> None:
-    """Another project's kit, a kit of ours whose certificate was made by somebody else, and a revoked one."""
+    """A kit of another federation, which knows where our server is."""
     other = Running(tmp_path)  # has the same names, and its own authority
-    stranger = project.unpack(project.kit(other.home, "north"), tmp_path / "stranger")
-    place = tmp_path / "stranger"
-    about = place / "kit.json"  # it even knows where our server is
-    about.write_text(about.read_text().replace(f": {stranger['port']}", f": {project.load(running.home).port}"))
+    place = tmp_path / "north"
+    kit = replace(Kit.read(project.kit(other.home, "north")), port=project.load(running.home).port)
+    kit.write(tmp_path / "north.zip")
+    kit.keep(place)
     assert "has no certificate of this federation" in obstacle(place)
-    shutil.copy(running.home / "server" / "startup" / "rootCA.pem", place / "startup" / "rootCA.pem")  # and trusts it
-    assert "does not accept the certificate" in obstacle(place)
-    impostor = child(
-        [
-            *("join", str(project.kit(other.home, "north")), "--data", "builtin", "--approve"),
-            *("--folder", str(tmp_path / "stranger")),
-        ],
-        tmp_path / "stranger.log",
-    )
-    extra = project.add(running.home, "west")
-    running.join("west", extra)
+    context = ssl.create_default_context(cafile=str(running.home / "server" / "startup" / "rootCA.pem"))  # trusts it
+    context.load_cert_chain(place / "startup" / "client.crt", place / "startup" / "client.key")
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        talk(running, context)
+    other.join("north", tmp_path / "north.zip")
     try:
-        wait(lambda: "west" in running.connected(), 90, lambda: (running.folder / "west.log").read_text())
-        assert "does not accept the certificate" in (tmp_path / "stranger.log").read_text()
-        project.revoke(running.home, "west")
-        wait(lambda: "west" not in running.connected(), 60, lambda: str(running.connected()))
-        process.end(running.children["west"], seconds=15.0)
-        running.join("west", _kept(extra, running))
-        log = running.folder / "west.log"
-        wait(lambda: "refuses this site" in log.read_text(), 60, log.read_text)
-        assert "west" not in running.connected()
+        log = tmp_path / "north.log"
+        wait(lambda: "has no certificate of this federation" in log.read_text(), 60, log.read_text)
     finally:
-        process.end(impostor, running.children.pop("west"), seconds=15.0)
+        other.end()
+
+
+def test_a_revoked_site_is_cut_off_and_comes_back_with_a_new_key(running: Running) -> None:
+    """Within seconds, without the others; its old key stays useless when the name has a new one."""
+    setup.add(running.home, "west")
+    first = running.admit("west")
+    running.join("west", first)
+    log = running.folder / "west.log"
+    try:
+        wait(lambda: "west" in running.connected(), 120, log.read_text)
+        setup.revoke(running.home, "west")
+        wait(lambda: obstacle(running.folder / "west"), 10, lambda: "still let in")
+        wait(lambda: running.connected() == sorted(SITES), 10, lambda: str(running.connected()))
+        process.end(running.children["west"], seconds=15.0)
+        running.join("west", first)
+        wait(lambda: "closes the connection: the certificate was revoked" in log.read_text(), 90, log.read_text)
+        process.end(running.children["west"], seconds=15.0)
+        stolen = running.folder / "stolen"
+        shutil.copytree(running.folder / "west" / "startup", stolen / "startup")
+        running.join("west", running.admit("west", new_key=True))
+        wait(lambda: "west" in running.connected(), 120, log.read_text)
+        assert "revoked" in obstacle(stolen)
+    finally:
+        process.end(running.children.pop("west"), seconds=15.0)
+        setup.revoke(running.home, "west")  # other tests have three sites
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_without_a_site_that_is_revoked(running: Running) -> None:
+    setup.add(running.home, "south-west")
+    running.join("south-west", running.admit("south-west"))
+    try:
+        wait(lambda: "south-west" in running.connected(), 120, lambda: str(running.connected()))
+        run = running.want(LONG | {"task": {"name": "quadratic", "clients": 4, "variant": "T4"}}, "revoked")
+        running.at_round(run, 3)
+        assert exchanges(run)[-1]["answered"] == [*SITES, "south-west"]
+        setup.revoke(running.home, "south-west")
+        wait(lambda: exchanges(run)[-1]["answered"] == list(SITES), 240, lambda: str(exchanges(run)[-1]))
+        running.finished(run, 300)
+    finally:
+        process.end(running.children.pop("south-west"), seconds=15.0)
+        setup.revoke(running.home, "south-west")
+
+
+ASK = """
+import sys, time
+from nvflare.fuel.flare_api.flare_api import new_secure_session
+
+session = new_secure_session("anna@hospitals.org", sys.argv[1], timeout=float(sys.argv[2]))
+try:
+    for _ in range(100):
+        print(len(session.get_system_info().client_info), flush=True)
+        time.sleep(0.2)
+except Exception:
+    print("cut off", flush=True)
+"""
+"""An administrator who asks who is connected, again and again."""
+
+
+def test_a_revoked_administrator_is_cut_off(running: Running, tmp_path: Path) -> None:
+    def admitted(new_key: bool) -> str:
+        request = kits.request(tmp_path / "anna", "anna", "coordinator", new_key)
+        kit = Kit.read(setup.approve(running.home, request, PASSPHRASE))
+        return str(administrator(kit, tmp_path / "anna"))
+
+    def ask(place: str, seconds: int) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-c", ASK, place, str(seconds)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+    setup.add(running.home, "anna", "coordinator")
+    place = admitted(new_key=False)
+    with ask(place, 60) as asking:
+        assert asking.stdout is not None
+        connected = next(line for line in asking.stdout if line[0].isdigit())
+        assert int(connected) == len(SITES)
+        setup.revoke(running.home, "anna")
+        began = time.monotonic()
+        assert asking.stdout.read().splitlines()[-1] == "cut off"
+        assert time.monotonic() - began < 15
+    log = (running.home / "server.log").read_text()
+    assert "of anna was revoked" in log
+    with ask(place, 5) as asking:  # neither does it get in again
+        assert asking.communicate(timeout=60)[0].splitlines()[-1:] in ([], ["Connecting to FLARE ..."])
+        assert asking.returncode == 1
+    assert running.connected() == sorted(SITES)
+    with ask(admitted(new_key=True), 60) as asking:
+        assert asking.stdout is not None
+        assert any(line[0].isdigit() for line in asking.stdout)
+        asking.kill()
+
+
+def _fails(ask: Callable[[], Any]) -> bool:
+    try:
+        ask()
+    except Exception:
+        return True
+    return False
+
+
+def talk(running: Running, context: ssl.SSLContext) -> None:
+    """Say something to the server; a refusal comes with the first answer at the latest."""
+    plain = socket.create_connection(("localhost", project.load(running.home).port), 10)
+    with context.wrap_socket(plain, server_hostname="localhost") as wire:
+        wire.sendall(b"x" * 100)
+        wire.recv(1)
 
 
 def test_who_has_no_certificate_is_not_even_heard(running: Running) -> None:
-    port = project.load(running.home).port
     context = ssl.create_default_context(cafile=str(running.home / "server" / "startup" / "rootCA.pem"))
-
-    def talk() -> None:
-        plain = socket.create_connection(("localhost", port), 10)
-        with context.wrap_socket(plain, server_hostname="localhost") as wire:
-            wire.sendall(b"x" * 100)
-            wire.recv(1)  # the refusal comes with the first answer at the latest
-
     with pytest.raises((ssl.SSLError, ConnectionError)):
-        talk()
+        talk(running, context)
 
 
-def _kept(kit: Path, running: Running) -> Path:
-    """The revoked party still has its copy of the kit."""
-    copy = running.folder / kit.name
-    project.pack(running.folder / "west", copy)
-    return copy
+def test_the_servers_certificate_is_not_one_of_a_party(running: Running) -> None:
+    start = running.home / "server" / "startup"
+    context = ssl.create_default_context(cafile=str(start / "rootCA.pem"))
+    context.load_cert_chain(start / "server.crt", start / "server.key")
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        talk(running, context)
+
+
+def test_a_party_cannot_pose_as_the_server(running: Running) -> None:
+    """Even where names are not compared, as in FLARE."""
+    party = running.folder / "north" / "startup"
+    serving, asking = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(cafile=party / "rootCA.pem")
+    serving.load_cert_chain(party / "client.crt", party / "client.key")
+    asking.check_hostname = False
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        thread = threading.Thread(target=_fails, args=(lambda: serving.wrap_socket(ours, server_side=True),))
+        thread.start()
+        with pytest.raises(ssl.SSLCertVerificationError, match="purpose"):
+            asking.wrap_socket(theirs)
+        thread.join(10)
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import shutil
-import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +23,7 @@ from fedbilevel.engines.messaging.server import Messaging
 from fedbilevel.engines.participation import Everyone
 from fedbilevel.engines.plan import trace
 from fedbilevel.engines.program import Program
-from fedbilevel.federation import cli, coordinator, join, presence, project, schema
+from fedbilevel.federation import cli, coordinator, join, presence, project, schema, setup
 from fedbilevel.federation.consent import MOST_REFUSALS, Consent, Limits, Rules, check_run_name, digest
 from fedbilevel.federation.engine import Federation, metrics_of
 from fedbilevel.federation.ledger import LEDGER
@@ -44,6 +43,7 @@ from fedbilevel.storage.arrays import decode, encode
 from fedbilevel.storage.run_folder import RunFolder
 from fedbilevel.tasks.sites import divided, together
 from helpers import here, small_disk
+from parties import PASSPHRASE, admitted
 
 SCHEMA: dict[str, Any] = {
     "label": {"column": "ill", "values": ["no", "yes"]},
@@ -587,36 +587,6 @@ def test_a_wrong_federation_is_refused(tmp_path: Path, change: dict[str, Any], s
         project.read(path)
 
 
-def test_keys_are_for_their_owner_only(tmp_path: Path) -> None:
-    pytest.importorskip("nvflare")
-    study(tmp_path)
-    (tmp_path / "hospitals.toml").write_text(tomli_w.dumps({**PROJECT, "parties": [{"name": "a"}, {"name": "b"}]}))
-    home = tmp_path / "hospitals"
-    kits = project.create(project.read(tmp_path / "hospitals.toml"), home)
-    assert [kit.name for kit in kits] == ["a.zip", "b.zip"]
-    project.unpack(kits[0], tmp_path / "a")
-    files = [*home.rglob("*"), *(tmp_path / "a").rglob("*")]
-    secret = [path for path in files if path.suffix in (".key", ".zip") or path.name == "cert.json"]
-    assert len(secret) >= 6
-    for path in [*secret, home, tmp_path / "a"]:
-        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
-    before = (home / "server" / "startup" / "server.crt").read_bytes()
-    added = project.add(home, "c")
-    project.unpack(added, tmp_path / "c")
-    assert (home / "server" / "startup" / "server.crt").read_bytes() == before
-    authority = (home / "server" / "startup" / "rootCA.pem").read_bytes()
-    assert (tmp_path / "c" / "startup" / "rootCA.pem").read_bytes() == authority
-    project.revoke(home, "b")
-    assert project.load(home).sites == ["a", "c"]
-    with pytest.raises(fb.FedbilevelError, match="cannot be used again"):
-        project.add(home, "b")
-    with pytest.raises(fb.FedbilevelError, match="belongs to another kit"):
-        project.unpack(added, tmp_path / "a")
-    (tmp_path / "no.zip").write_bytes(b"nothing")
-    with pytest.raises(fb.FedbilevelError, match="not a start-up kit"):
-        project.unpack(tmp_path / "no.zip", tmp_path / "d")
-
-
 def test_infinite_numbers_are_refused(tmp_path: Path) -> None:
     table = rows()
     table[3]["age"] = "inf"
@@ -698,18 +668,12 @@ def test_a_number_of_a_process_that_is_somebody_elses_is_not_the_server(tmp_path
     assert not coordinator.stop(home)
 
 
-def test_a_coordinators_kit_is_not_revoked_in_appearance(tmp_path: Path) -> None:
-    home, _ = made(tmp_path)
-    project.save(project.Project("hospitals", "localhost", 8102, {"a": "site", "anna": "coordinator"}, "", ()), home)
-    with pytest.raises(fb.FedbilevelError, match="FLARE can refuse only sites"):
-        project.revoke(home, "anna")
-
-
 def test_a_dry_run_says_what_would_leave_and_changes_nothing(tmp_path: Path) -> None:
     study(tmp_path)
     table = {**PROJECT, "experiment": "study.toml", "parties": [{"name": "a"}, {"name": "b"}]}
     (tmp_path / "hospitals.toml").write_text(tomli_w.dumps(table))
-    kit = project.create(project.read(tmp_path / "hospitals.toml"), tmp_path / "hospitals")[0]
+    setup.create(project.read(tmp_path / "hospitals.toml"), tmp_path / "hospitals", PASSPHRASE)
+    kit = admitted(tmp_path / "hospitals", "a", tmp_path / "a")
     data = write(tmp_path / "rows.csv", rows(80))
     folder, settings = join.unpack(kit, tmp_path / "a", str(data), {})
     said = io.StringIO()

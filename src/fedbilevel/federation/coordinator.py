@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.federation import process, project
+from fedbilevel.federation import flare_files, process, project
 from fedbilevel.federation.consent import check_run_name, digest
 from fedbilevel.federation.presence import Presence
 from fedbilevel.federation.server import FEDERATION_FOLDER, STUDY
@@ -29,7 +29,7 @@ from fedbilevel.storage.files import alone, write_atomically
 from fedbilevel.storage.run_folder import INFO, UNDER_WAY, RunFolder
 
 STATE = "coordinator.json"
-SERVER = "nvflare.private.fed.app.server.server_train"
+SERVER = "fedbilevel.federation.server_train"
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 
 
@@ -73,7 +73,7 @@ class Coordinator:
         self.server: Any = None
         self.session: Any = None
         self.job: tuple[str, str, frozenset[str]] | None = None  # its id, its run, who is in it
-        self.revoked: set[str] = set()
+        self.excluded: frozenset[str] = frozenset()
         self.seen: list[str] = []
         self.presence = Presence()
         self.waiting_since: dict[str, float] = {}  # of runs
@@ -117,6 +117,7 @@ class Coordinator:
         self._close()
         self.presence.forget()
         self.job = None
+        flare_files.coordinator(self.folder, self.project)
         self.server = process.start(
             SERVER,
             ["-m", str(self.folder / "server"), "-s", "fed_server.json", "--set", "secure_train=true",
@@ -149,9 +150,10 @@ class Coordinator:
         if self.session is None:
             self.session = self._connect()
         self.project = project.load(self.folder)
-        for name in set(self.project.revoked) - self.revoked:
-            self.session.disable_client(name)
-            self.revoked.add(name)
+        for name in self.project.excluded - self.excluded:  # it is cut off; here, FLARE is to forget it at once
+            with contextlib.suppress(Exception):
+                self.session.remove_client(name)
+        self.excluded = self.project.excluded
         info = self.session.get_system_info()
         connected = sorted(client.name for client in info.client_info)
         for name in connected:
@@ -180,9 +182,7 @@ class Coordinator:
         from nvflare.fuel.flare_api.flare_api import new_secure_session
 
         with contextlib.redirect_stdout(io.StringIO()):
-            return new_secure_session(
-                f"{project.ADMIN}@{self.project.name}.org", str(self.folder / project.ADMIN), timeout=5.0
-            )
+            return new_secure_session(self.project.user(project.ADMIN), str(self.folder / project.ADMIN), timeout=5.0)
 
     def _watch(self, job: str, run: str, members: frozenset[str]) -> None:
         """Has the job ended? Should it, because somebody is back or was revoked?"""

@@ -5,6 +5,7 @@ feature of a common logistic regression.
 """
 
 import csv
+import secrets
 import socket
 import subprocess
 import time
@@ -19,7 +20,7 @@ from rich.markup import escape
 
 from fedbilevel.data import heart_disease
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.federation import coordinator, process, project
+from fedbilevel.federation import coordinator, kits, process, project, setup
 from fedbilevel.federation.cli.following import follow
 from fedbilevel.federation.worker import SECRET
 from fedbilevel.report import page
@@ -53,13 +54,15 @@ def run(out: Path | None, rounds: int, console: Console) -> Path:
     (folder / "hospitals.toml").write_text(tomli_w.dumps(hospitals))
     console.print(f"{about} Everything is in {folder}.", highlight=False, soft_wrap=True)
     home = folder / "hospitals"
-    project.create(project.read(folder / "hospitals.toml"), home)
+    passphrase = secrets.token_urlsafe()  # of an authority that nobody needs any more after this
+    setup.create(project.read(folder / "hospitals.toml"), home, passphrase)
+    for name in sites:
+        setup.approve(home, kits.request(folder / name, name), passphrase)
     console.print("Created certificates and start-up kits. Starting a server and four sites ...", highlight=False)
     children: list[subprocess.Popen[bytes]] = []
     try:
         children.append(child(["start", str(home)], folder / "server.log"))
         for name, data in sites.items():
-            (folder / name).mkdir(mode=0o700)
             (folder / name / SECRET).write_text("demo")  # so that two demos deal out the rows alike
             kit = [str(project.kit(home, name)), "--data", str(data), "--folder", str(folder / name)]
             children.append(child(["join", *kit, "--approve"], folder / f"{name}.log"))

@@ -10,31 +10,43 @@ from pathlib import Path
 from typing import Any
 
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.federation import process, project
+from fedbilevel.federation import flare_files, process, project
+from fedbilevel.federation.kits import CERTIFICATE, KEY, ROOT, STARTUP, Kit
 from fedbilevel.federation.ledger import LEDGER
 from fedbilevel.federation.site import SITE_FOLDER
 from fedbilevel.federation.worker import Settings
 from fedbilevel.storage.files import alone, why_unwritable
 
+REFUSED = "the certificate was revoked, or is from another federation"
 CLIENT = "nvflare.private.fed.app.client.client_train"
 
 
 def unpack(kit: Path, folder: Path | None, data: str, columns: Mapping[str, str]) -> tuple[Path, Settings]:
-    """Unpack a kit: the folder of the site, and its settings, without consent to anything."""
+    """Keep a kit, once all of it was checked: the folder of the site, and its settings, without consent to anything."""
     project.needs_flare()
+    found = Kit.read(kit)
+    if found.role != "site":
+        raise FedbilevelError(f"this kit is for {found.party}, a {found.role}: only sites join with data.")
     if folder is None:
-        folder = Path(kit.stem)
-    about = project.unpack(kit, folder)
-    if about["role"] != "site":
-        raise FedbilevelError(f"this kit is for {about['party']}, a {about['role']}: only sites join with data.")
+        folder = Path(found.party)
+    found.keep(folder)
     path = Path(data)
     place = str(path.resolve()) if path.exists() else data  # the processes of the site work elsewhere
-    return folder, Settings(about["party"], place, dict(columns))
+    return folder, Settings(found.party, place, dict(columns))
+
+
+def administrator(kit: Kit, folder: Path | None) -> Path:
+    """Keep the kit of an administrator. Returns the folder from which FLARE's console and API start."""
+    place = folder or Path(kit.party)
+    kit.keep(place)
+    return flare_files.administrator(place, kit)
 
 
 def about(folder: Path) -> dict[str, Any]:
-    """What the kit says."""
-    return json.loads((folder / "kit.json").read_text())
+    """What the kit in a folder says."""
+    kit = Kit.installed(folder)
+    names = ("federation", "party", "role", "host", "port", "fedbilevel")
+    return {**{name: getattr(kit, name) for name in names}, "experiment": kit.study}
 
 
 def text_of(path: Path) -> str:
@@ -47,10 +59,10 @@ def text_of(path: Path) -> str:
 
 def obstacle(folder: Path) -> str:
     """Why the server cannot be reached with this kit, or "" if it can. FLARE itself retries without saying why."""
-    known, start = about(folder), folder / "startup"
+    known, start = about(folder), folder / STARTUP
     place = f"{known['host']}:{known['port']}"
-    context = ssl.create_default_context(cafile=str(start / "rootCA.pem"))
-    context.load_cert_chain(start / "client.crt", start / "client.key")
+    context = ssl.create_default_context(cafile=str(start / ROOT))
+    context.load_cert_chain(start / CERTIFICATE, start / KEY)
     try:
         plain = socket.create_connection((known["host"], known["port"]), 5)
         with context.wrap_socket(plain, server_hostname=known["host"]) as wire:
@@ -61,10 +73,10 @@ def obstacle(folder: Path) -> str:
     except ssl.SSLCertVerificationError:
         return f"the server at {place} has no certificate of this federation: it is another server, or a proxy."
     except (ssl.SSLError, ConnectionResetError):
-        return f"the server at {place} does not accept the certificate of this kit: it belongs to another federation."
+        return f"the server at {place} does not accept the certificate of this kit: {REFUSED}."
     except OSError as error:
         return f"{place} cannot be reached ({error}): check that the server is running and its port is open."
-    return f"the server at {place} closes the connection: it does not accept the certificate of this kit."
+    return f"the server at {place} closes the connection: {REFUSED}."
 
 
 class Joined:
@@ -75,16 +87,17 @@ class Joined:
 
     def serve(self) -> None:
         """Take part until Ctrl-C or SIGTERM; restart FLARE's client if it ends."""
-        known = about(self.folder)
         with alone(self.folder):
             self.settings.save(self.folder)
             try:
                 while True:
                     self._reach()
+                    kit = Kit.installed(self.folder)
+                    place = flare_files.site(self.folder, kit)
                     self.client = process.start(
                         CLIENT,
-                        ["-m", str(self.folder), "-s", "fed_client.json", "--set", "secure_train=true",
-                         f"uid={known['party']}", f"org={known['party'].replace('-', '_')}", "config_folder=config",
+                        ["-m", str(place), "-s", "fed_client.json", "--set", "secure_train=true",
+                         f"uid={kit.party}", f"org={kit.party.replace('-', '_')}", "config_folder=config",
                          "heart_beat_interval=3"],
                         self.folder / "site.log",
                         {SITE_FOLDER: str(self.folder)},
@@ -127,7 +140,7 @@ class Joined:
                 self.say("connected. This site takes part until you press Ctrl-C.")
             if not refused and ("UNAUTHENTICATED" in text.upper() or "is disabled" in text):
                 refused = True
-                self.say("the server refuses this site: its certificate was revoked, or is from another federation.")
+                self.say(f"the server refuses this site: {REFUSED}.")
 
     def _look_at_disk(self, before: str) -> str:
         """Say once why nothing can be saved, and when it can be again: where a disk is full, logs are silent, too."""

@@ -14,19 +14,27 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+PASSPHRASE = "FEDBILEVEL_PASSPHRASE"
+NOT_PASSED_ON = ("NVFLARE_", "NVFL_", "FL_LOG_LEVEL", PASSPHRASE)
+
 
 def start(
     module: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
 ) -> "subprocess.Popen[bytes]":
-    """Start a module as a child of this process; its output goes into a log."""
+    """Start a module as a child of this process; its output goes into a log.
+
+    Variables by which FLARE would take other settings than those of its files are not passed on, nor is the passphrase
+    of an authority. Modules are not looked for in the folder in which it is started.
+    """
     command = [sys.executable, "-u", "-m", "fedbilevel.federation.process", module, *arguments]
+    kept = {name: value for name, value in os.environ.items() if not name.upper().startswith(NOT_PASSED_ON)}
     with log.open("ab") as file:
         return subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=file,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **(environment or {})},
+            env={**kept, "PYTHONSAFEPATH": "1", **(environment or {})},
             start_new_session=True,  # Ctrl-C is for the parent, which ends it in order
         )
 

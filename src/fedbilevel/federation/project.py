@@ -1,4 +1,4 @@
-"""The setup of a federation: who takes part, their certificates, and one start-up kit for each.
+"""A federation as a file describes it, and its folder at the coordinator: who takes part, and with which certificates.
 
 ``hospitals.toml``::
 
@@ -15,35 +15,34 @@
     name = "anna"
     role = "coordinator"               # may start runs; the folder itself is one, so none is needed
 
-The folder that ``create`` makes contains the keys of the project's own certificate authority: anybody who has them can
-admit parties. Everything secret in it is readable by its owner only.
+``setup.py`` makes the folder and the certificates.
 """
 
-import contextlib
 import getpass
-import io
 import json
 import os
 import re
-import shutil
+import time
 import tomllib
-import zipfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from importlib.metadata import version
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedbilevel.errors import FedbilevelError, UnknownName, needs
+from fedbilevel.federation import revocation
 from fedbilevel.federation.ledger import DONE, Ledger, owner
-from fedbilevel.storage.files import write_atomically
+from fedbilevel.storage.files import write_privately
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,60}")
+_LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+HOST = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*")
 ROLES = {"site": "has data", "coordinator": "may start runs"}
-ADMIN = "coordinator"
-ALLOWED_AT_SITES = ("nvflare.collab.runtime.executor.CollabExecutor", "fedbilevel.federation.site.Site")
-ALLOWED_AT_SERVER = ("nvflare.collab.runtime.controller.CollabController", "fedbilevel.federation.server.Server")
+ADMIN, SERVER = "coordinator", "server"
+"""The coordinator's own parties; nobody else can have these names. They are the folders of their keys, too."""
 FILE = "federation.json"
+LONGEST_COMMON_NAME = 64  # in a certificate
+DAY = 86_400.0
 
 
 def needs_flare() -> None:
@@ -52,20 +51,51 @@ def needs_flare() -> None:
 
 
 @dataclass(frozen=True)
+class Issued:
+    """A certificate that was issued: to whom, and until when it is valid."""
+
+    party: str
+    serial: str  # hexadecimal
+    key: str  # fingerprint of the public key
+    until: float
+
+    @property
+    def days(self) -> int:
+        """Whole days left; negative once it has expired."""
+        return int((self.until - time.time()) // DAY)
+
+
+@dataclass(frozen=True)
 class Project:
-    """A federation: its name, where its server is, who takes part."""
+    """A federation: its name, where its server is, who takes part, with which certificates."""
 
     name: str
     host: str
     port: int
     parties: Mapping[str, str]  # name: role
     experiment: str  # the text of its file
-    revoked: tuple[str, ...] = ()
+    certificates: tuple[Issued, ...] = ()
+    revoked: frozenset[str] = frozenset()  # serial numbers
 
     @property
     def sites(self) -> list[str]:
         """The parties with data, in the order of their numbers, without those that were revoked."""
-        return [name for name, role in self.parties.items() if role == "site" and name not in self.revoked]
+        return [name for name, role in self.parties.items() if role == "site" and name not in self.excluded]
+
+    @property
+    def excluded(self) -> frozenset[str]:
+        """Parties whose certificates were revoked, and who have no new one."""
+        gone = {each.party for each in self.certificates if each.serial in self.revoked}
+        return frozenset(gone - {each.party for each in self.certificates if each.serial not in self.revoked})
+
+    def certificate(self, party: str) -> Issued | None:
+        """The certificate of a party that is valid for longest, if it has one that was not revoked."""
+        valid = [each for each in self.certificates if each.party == party and each.serial not in self.revoked]
+        return max(valid, key=lambda each: each.until, default=None)
+
+    def user(self, party: str) -> str:
+        """The name of an administrator in certificates and in FLARE."""
+        return f"{party}@{self.name}.org"
 
 
 def read(path: Path) -> Project:
@@ -91,45 +121,69 @@ def read(path: Path) -> Project:
         name, role = (party.get("name"), str(party.get("role", "site"))) if isinstance(party, dict) else (None, "")
         if not isinstance(name, str):
             raise FedbilevelError(f"{path}: every [[parties]] needs a name.")
-        check_name(name)
-        if role not in ROLES:
-            raise UnknownName("role", role, ROLES, f"{path}: ")
         if name in parties:
             raise FedbilevelError(f"{path}: there are two parties called {name}.")
-        parties[name] = role
+        check_party(name, str(role), f"{path}: ")
+        parties[name] = str(role)
     check_name(table["name"])
-    if not 1 <= table["port"] <= 65535:
-        raise FedbilevelError(f"{path}: port must be a number from 1 to 65535, but is {table['port']}.")
+    check_address(table["host"], table["port"], f"{path}: ")
     if "site" not in parties.values():
         raise FedbilevelError(f'{path}: no party has data; write role = "site" for those that do.')
     file = path.parent / table["experiment"]
     if not file.is_file():
         raise FedbilevelError(f"{path}: there is no experiment file {file}.")
-    return Project(table["name"], table["host"], table["port"], parties, file.read_text())
+    found = Project(table["name"], table["host"], table["port"], parties, file.read_text())
+    for name in (ADMIN, *(name for name, role in parties.items() if role != "site")):
+        if (length := len(found.user(name))) > LONGEST_COMMON_NAME:
+            raise FedbilevelError(
+                f"{path}: {found.user(name)} has {length} characters, but certificates allow {LONGEST_COMMON_NAME}: "
+                "choose shorter names."
+            )
+    return found
 
 
-def check_name(name: str) -> None:
-    """Refuse names that cannot be in a certificate."""
-    if not NAME.fullmatch(name) or name.lower() in ("server", "admin", ADMIN):
+def check_name(name: str, place: str = "") -> None:
+    """Refuse names that cannot be in a certificate, or a folder."""
+    if not NAME.fullmatch(name) or name.lower() in (SERVER, "admin", ADMIN):
         raise FedbilevelError(
-            f"'{name}' is not a valid name: use letters, digits and hyphens, and not server, admin or {ADMIN}."
+            f"{place}{name[:80]!r} is not a valid name: use letters, digits and hyphens, and not server, admin or "
+            f"{ADMIN}."
         )
 
 
+def check_party(name: str, role: str, place: str = "") -> None:
+    """Refuse what cannot be a party."""
+    check_name(name, place)
+    if role not in ROLES:
+        raise UnknownName("role", role[:80], ROLES, place)
+
+
+def check_address(host: str, port: int, place: str = "") -> None:
+    """Refuse what cannot be the address of a server."""
+    if not HOST.fullmatch(host):
+        raise FedbilevelError(f"{place}{host[:80]!r} is not a valid host: use a name like server.example.org.")
+    if not 1 <= port <= 65535:
+        raise FedbilevelError(f"{place}port must be a number from 1 to 65535, but is {str(port)[:20]}.")
+
+
 def load(folder: Path) -> Project:
-    """The federation of a folder that ``create`` made."""
+    """The federation of a folder that ``setup.create`` made."""
     try:
         known = json.loads((folder / FILE).read_text())
-    except (OSError, ValueError):
+        certificates = tuple(Issued(**each) for each in known.pop("certificates"))
+        found = Project(**known, certificates=certificates)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         raise FedbilevelError(
             f"{folder} is not the folder of a federation: create one with 'fedbilevel federation create FILE.toml'."
         ) from None
-    return Project(**{**known, "revoked": tuple(known["revoked"])})
+    return replace(found, revoked=revocation.load(folder / SERVER))
 
 
 def save(project: Project, folder: Path) -> None:
-    """Save who takes part."""
-    write_atomically(folder / FILE, json.dumps(project.__dict__, indent=1).encode())
+    """Save who takes part, and with which certificates. What was revoked has a file of its own."""
+    known: dict[str, Any] = asdict(replace(project, parties=dict(project.parties)))
+    del known["revoked"]
+    write_privately(folder / FILE, json.dumps(known, indent=1).encode())
 
 
 def note(folder: Path, action: str, **facts: Any) -> None:
@@ -153,211 +207,6 @@ def find(folder: Path | None) -> Path:
     return found[0]
 
 
-def create(project: Project, folder: Path) -> list[Path]:
-    """Create the folder with the server, the coordinator and a kit for every party. Returns the kits."""
-    needs_flare()
-    if folder.exists() and any(folder.iterdir()):
-        raise FedbilevelError(f"the folder {folder} is not empty: choose another one with --out.")
-    with _private():
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o700)
-        _provision(project, folder)
-        save(project, folder)
-        note(folder, "created", parties=dict(project.parties), host=project.host, port=project.port)
-    return [kit(folder, name) for name in project.parties]
-
-
-def add(folder: Path, name: str, role: str = "site") -> Path:
-    """Add a party, and return its kit."""
-    needs_flare()
-    project = load(folder)
-    check_name(name)
-    if role not in ROLES:
-        raise UnknownName("role", role, ROLES)
-    if name in project.parties:
-        more = " A revoked name cannot be used again." if name in project.revoked else ""
-        raise FedbilevelError(f"there is already a party called {name}: choose another name.{more}")
-    project = Project(**{**project.__dict__, "parties": {**project.parties, name: role}})
-    with _private():
-        _provision(project, folder)
-        save(project, folder)
-        note(folder, "added", party=name, role=role)
-    return kit(folder, name)
-
-
-def revoke(folder: Path, name: str) -> None:
-    """Exclude a party for good, whatever certificate it has. The server refuses it from its next start on; a running
-    server is told by ``coordinator.py``.
-    """
-    project = load(folder)
-    if name not in project.parties:
-        raise UnknownName("party", name, project.parties)
-    if project.parties[name] != "site":
-        raise FedbilevelError(
-            f"{name} is not a site, and FLARE can refuse only sites: create a new federation if this key is lost."
-        )
-    if name not in project.revoked:
-        save(Project(**{**project.__dict__, "revoked": (*project.revoked, name)}), folder)
-        note(folder, "revoked", party=name)
-    disabled = sorted(load(folder).revoked)
-    # FLARE reads this file when it starts, and refuses the parties in it.
-    write_atomically(folder / "server" / "disabled_clients.json", json.dumps({"disabled_clients": disabled}).encode())
-    kit(folder, name).unlink(missing_ok=True)
-
-
 def kit(folder: Path, name: str) -> Path:
     """Where the start-up kit of a party is."""
     return folder / "kits" / f"{name}.zip"
-
-
-@contextlib.contextmanager
-def _private() -> Iterator[None]:
-    """Make files that are written in this context readable by their owner only."""
-    before = os.umask(0o077)
-    try:
-        yield
-    finally:
-        os.umask(before)
-
-
-def _provision(project: Project, folder: Path) -> None:
-    """Make certificates and FLARE's start-up files for parties that have none yet."""
-    from nvflare.lighter.prov_utils import prepare_builders
-    from nvflare.lighter.provision import prepare_project
-    from nvflare.lighter.provisioner import Provisioner
-
-    participants: list[dict[str, Any]] = [
-        {"name": project.host, "type": "server", "org": project.name, "fed_learn_port": project.port},
-        {"name": _email(ADMIN, project), "type": "admin", "org": project.name, "role": "project_admin"},
-    ]
-    for name, role in project.parties.items():
-        site = {"name": name, "type": "client", "org": name}
-        lead = {"name": _email(name, project), "type": "admin", "org": project.name, "role": "lead"}
-        participants.append(site if role == "site" else lead)
-    # Names of organisations have no hyphens.
-    for participant in participants:
-        participant["org"] = participant["org"].replace("-", "_")
-    wanted = {
-        "api_version": 3,
-        "name": project.name,
-        "description": "a federation of fedbilevel",
-        "participants": participants,
-        "builders": [
-            {
-                "path": "nvflare.lighter.impl.workspace.WorkspaceBuilder",
-                "args": {"template_file": ["master_template.yml"]},
-            },
-            {
-                "path": "nvflare.lighter.impl.static_file.StaticFileBuilder",
-                "args": {"config_folder": "config", "scheme": "tcp"},
-            },
-            {"path": "nvflare.lighter.impl.cert.CertBuilder", "args": {"root_valid_days": 3650}},
-            {"path": "nvflare.lighter.impl.signature.SignatureBuilder"},
-        ],
-    }
-    messages = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(messages), contextlib.redirect_stderr(messages):
-            made = Provisioner(str(folder / "authority"), prepare_builders(wanted)).provision(prepare_project(wanted))
-    except Exception as error:
-        raise FedbilevelError(f"the certificates could not be created: {error}") from error
-    result = Path(made["current_prod_dir"])
-    server = folder / "server"
-    if not server.exists():
-        shutil.move(result / project.host, server)
-        _restrict(server, ALLOWED_AT_SERVER)
-        _keep_inside(server)
-        shutil.move(result / _email(ADMIN, project), folder / ADMIN)
-    for name, role in project.parties.items():
-        path, source = kit(folder, name), result / (name if role == "site" else _email(name, project))
-        if path.exists() or name in project.revoked:
-            continue
-        if role == "site":
-            _restrict(source, ALLOWED_AT_SITES)
-        about = {
-            "federation": project.name,
-            "party": name,
-            "role": role,
-            "host": project.host,
-            "port": project.port,
-            "experiment": project.experiment,
-            "fedbilevel": version("fedbilevel"),
-        }
-        (source / "kit.json").write_text(json.dumps(about, indent=1))
-        pack(source, path)
-    shutil.rmtree(result)
-
-
-def _email(name: str, project: Project) -> str:
-    return f"{name}@{project.name}.org"
-
-
-def _restrict(folder: Path, classes: tuple[str, ...]) -> None:
-    """Allow only our installed classes: no other component, and no job that brings code."""
-    local = folder / "local"
-    resources = json.loads((local / "resources.json.default").read_text())
-    resources["class_list_enforcement_mode"] = "enforce"
-    resources["class_allow_list"] = list(classes)
-    resources["allow_log_streaming"] = False
-    resources.get("client", {}).pop("compression", None)  # floats do not get smaller
-    resources["components"] = [c for c in resources["components"] if "log_streamer" not in c["id"]]
-    (local / "resources.json").write_text(json.dumps(resources, indent=1))
-    rights = json.loads((local / "authorization.json.default").read_text())
-    everything = {"submit_job": "any", "manage_job": "any", "view": "any", "download_job": "any", "clone_job": "none"}
-    nothing = {"byoc": "none", "shell_commands": "none", "operate": "none", "server-predeployed-flwr": "none"}
-    rights["permissions"] = {
-        "project_admin": {**everything, **nothing, "operate": "any"},
-        "lead": {**everything, **nothing},
-        "org_admin": {"view": "any"},
-        "member": {"view": "any"},
-    }
-    (local / "authorization.json").write_text(json.dumps(rights, indent=1))
-
-
-def _keep_inside(server: Path) -> None:
-    """Keep FLARE's jobs and snapshots in the server's folder, not in a folder that all users share."""
-    path = server / "local" / "resources.json"
-    resources = json.loads(path.read_text())
-    resources["servers"][0]["heart_beat_timeout"] = 20
-    resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(server.resolve() / "snapshots")
-    for component in resources["components"]:
-        if component["id"] == "job_manager":
-            component["args"]["uri_root"] = str(server.resolve() / "jobs")
-        if component["id"] == "job_scheduler":
-            component["args"] |= {"max_jobs": 1, "min_schedule_interval": 1.0, "max_schedule_interval": 5.0}
-    path.write_text(json.dumps(resources, indent=1))
-
-
-def pack(source: Path, path: Path) -> None:
-    """Write a folder to a zip file that only its owner can read."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
-        for part in sorted(source.rglob("*")):
-            if part.is_file():
-                file.write(part, part.relative_to(source))
-    path.chmod(0o600)
-
-
-def unpack(path: Path, folder: Path) -> dict[str, Any]:
-    """Unpack a kit into its party's folder, unless it is there already. Returns what the kit says."""
-    try:
-        with zipfile.ZipFile(path) as file:
-            about = json.loads(file.read("kit.json"))
-            names = file.namelist()
-            if any(Path(name).is_absolute() or ".." in Path(name).parts for name in names):
-                raise FedbilevelError(f"{path} is not a start-up kit: it would write outside its folder.")
-            if (folder / "kit.json").exists():
-                if (folder / "startup" / "client.crt").read_bytes() != file.read("startup/client.crt"):
-                    raise FedbilevelError(f"{folder} belongs to another kit: choose another folder with --folder.")
-                return about
-            with _private():
-                folder.mkdir(parents=True, exist_ok=True)
-                folder.chmod(0o700)
-                file.extractall(folder)
-                for part in {folder / above for name in names for above in [Path(name), *Path(name).parents[:-1]]}:
-                    part.chmod(0o700 if part.is_dir() else 0o600)
-    except FedbilevelError:
-        raise
-    except Exception as error:  # whatever a damaged archive makes its reader do
-        raise FedbilevelError(f"{path} is not a start-up kit: {error}.") from None
-    return about

@@ -53,6 +53,21 @@ def why_unwritable(folder: Path) -> str:
     return ""
 
 
+def write_privately(path: Path, content: bytes) -> None:
+    """Write a file in one step that only its owner can read, at any moment."""
+    before = os.umask(0o077)
+    try:
+        write_atomically(path, content)
+    finally:
+        os.umask(before)
+
+
+def private_folder(folder: Path) -> None:
+    """Make a folder that only its owner can read."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.chmod(0o700)
+
+
 def sync_folder(folder: Path) -> None:
     """Wait until the names in a folder are on disk, where the system can do that."""
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What a coordinator types."""
+"""What a coordinator types to serve a federation, and to run studies. ``parties.py`` has who takes part."""
 
 from datetime import datetime
 from pathlib import Path
@@ -16,41 +16,13 @@ from fedbilevel.runs.interrupts import Terminated
 
 
 @app.command()
-def create(
-    file: Annotated[Path, typer.Argument(help="TOML file with the parties, the server's address and the experiment.")],
-    out: Annotated[Path | None, typer.Option(help="Folder to create. Default: the name of the federation.")] = None,
-) -> None:
-    """Create the certificates and a start-up kit for every party."""
-    from fedbilevel.federation.study import Study
-
-    wanted = project.read(file)
-    folder = out or Path(wanted.name)
-    given = Study.of(wanted.experiment, "the experiment")
-    given.quorum(len(wanted.sites))
-    given.build()
-    kits = project.create(wanted, folder)
-    console.print(f"[bold]{wanted.name}[/bold]: everything is in {folder}, readable by you only.", highlight=False)
-    table = Table("kit", "send it to", "they then run")
-    for kit, (name, role) in zip(kits, wanted.parties.items(), strict=True):
-        typed = f"fedbilevel federation join {kit.name} --data FILE" if role == "site" else "(an administrator's kit)"
-        table.add_row(str(kit), name, typed)
-    console.print(table)
-    console.print(
-        f"Each kit contains a private key: send it to its party only, over a channel you trust, not by plain e-mail.\n"
-        f"{folder} contains the key of the certificate authority: back it up, and do not share it.\n"
-        f"The sites must be able to reach {wanted.host}, port {wanted.port} (TCP); they need no open port themselves.\n"
-        f"Next: fedbilevel federation start {folder}",
-        highlight=False,
-        soft_wrap=True,
-    )
-
-
-@app.command()
 def start(folder: Annotated[Path, typer.Argument(help="Folder of the federation.")]) -> None:
     """Start the server and continue its unfinished runs. Ctrl-C stops it."""
+    from fedbilevel.federation import setup
     from fedbilevel.federation.coordinator import Coordinator
 
-    project.load(folder)
+    for sentence in setup.expiring(project.load(folder)):
+        say(sentence)
     try:
         Coordinator(folder, say).serve()
     except KeyboardInterrupt:
@@ -99,9 +71,12 @@ def run(
 
 
 @app.command("status")
-def show_status(federation: Which = None) -> None:
-    """Show which parties are connected, and the state of all runs."""
-    from fedbilevel.federation import coordinator
+def show_status(
+    federation: Which = None,
+    serials: Annotated[bool, typer.Option("--serials", help="List every certificate with its serial number.")] = False,
+) -> None:
+    """Show which parties are connected, how long their certificates are valid, and the state of all runs."""
+    from fedbilevel.federation import coordinator, setup
     from fedbilevel.storage.run_folder import RunFolder
 
     folder = project.find(federation)
@@ -110,11 +85,20 @@ def show_status(federation: Which = None) -> None:
     connected = coordinator.state(folder).get("connected", []) if alive else []
     word = f"is running (process {alive})" if alive else "is not running"
     console.print(f"{known.name}: the server on {known.host}:{known.port} {word}.", highlight=False)
-    table = Table("party", "role", "")
-    for name, role in known.parties.items():
-        here = "revoked" if name in known.revoked else "connected" if name in connected else "offline"
-        table.add_row(name, role, here if role == "site" or here == "revoked" else "")
+    table = Table("party", "role", "", "certificate")
+    for name, role in {project.SERVER: "", project.ADMIN: "", **known.parties}.items():
+        here = "connected" if name in connected else "offline"
+        table.add_row(name, role, here if role == "site" else "", _validity(known, name))
     console.print(table)
+    for sentence in setup.expiring(known):
+        console.print(sentence, highlight=False, soft_wrap=True)
+    if serials:
+        every = Table("certificate of", "serial number", "")
+        for each in known.certificates:
+            every.add_row(
+                each.party, each.serial, "revoked" if each.serial in known.revoked else f"{each.days} days left"
+            )
+        console.print(every)
     runs = Table("run", "task", "algorithm", "status", "round", "")
     queued = 0
     for place in coordinator.runs(folder):
@@ -154,23 +138,9 @@ def stop(
     console.print("The server has stopped." if was else "The server was not running.")
 
 
-@app.command()
-def add(
-    name: Annotated[str, typer.Argument(help="Name of the party.")],
-    role: Annotated[str, typer.Option(help="'site' or 'coordinator'.")] = "site",
-    federation: Which = None,
-) -> None:
-    """Add a party: create its start-up kit. Runs that have already started continue without it."""
-    made = project.add(project.find(federation), name, role)
-    console.print(f"Send {made} to {name} over a channel you trust.", highlight=False)
-
-
-@app.command()
-def revoke(name: Annotated[str, typer.Argument(help="Name of the party.")], federation: Which = None) -> None:
-    """Exclude a party for good, for instance because its key was lost."""
-    folder = project.find(federation)
-    project.revoke(folder, name)
-    console.print(
-        f"{name} can no longer connect. To let the same people in again, add them under another name.",
-        highlight=False,
-    )
+def _validity(known: project.Project, party: str) -> str:
+    """The certificate of a party in two words."""
+    found = known.certificate(party)
+    if found is None:
+        return "revoked" if party in known.excluded else "none yet"
+    return f"{found.days} days left" if found.days >= 0 else "expired"

@@ -12,20 +12,52 @@ from fedbilevel.federation.cli.app import app, console, say
 
 
 @app.command()
+def request(
+    name: Annotated[str, typer.Argument(help="Name of this party, as the coordinator lists it.")],
+    role: Annotated[str, typer.Option(help="'site' or 'coordinator'.")] = "site",
+    folder: Annotated[Path | None, typer.Option(help="Folder of this party. Default: its name.")] = None,
+    new_key: Annotated[bool, typer.Option("--new-key", help="Make a new private key, even if there is one.")] = False,
+) -> None:
+    """Make a private key, which stays here, and a request for the coordinator. Also how a certificate is renewed."""
+    from fedbilevel.federation import kits
+    from fedbilevel.federation.authority import fingerprint, read_request, spoken
+    from fedbilevel.federation.project import check_party
+
+    check_party(name, role)
+    made = kits.request(folder or Path(name), name, role, new_key)
+    key = spoken(fingerprint(read_request(made).key))
+    console.print(
+        f"Send {made} to the coordinator, and tell them its fingerprint by another way, say by telephone: {key}\n"
+        f"The private key stays in {made.parent / kits.STARTUP}: do not send it to anybody, and do not lose it.\n"
+        f"With the kit that you get back: fedbilevel federation join {name}.zip"
+        + (" --data FILE" if role == "site" else "")
+        + ("" if folder is None else f" --folder {folder}"),
+        highlight=False,
+        soft_wrap=True,
+        markup=False,
+    )
+
+
+@app.command()
 def join(
     kit: Annotated[Path, typer.Argument(help="Start-up kit from the coordinator.")],
     data: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="A .csv, .parquet or .npz file, a folder of images, package.module:function, or 'builtin' for an "
-            "experiment on the task's own data."
+            "experiment on the task's own data. An administrator has none."
         ),
-    ],
+    ] = None,
     column: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=YOURS", help="Your name for a column of the experiment. May be repeated."),
     ] = None,
-    folder: Annotated[Path | None, typer.Option(help="Folder of this site. Default: the kit's name.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Folder of this party, from 'request'. Default: its name.")
+    ] = None,
+    fingerprint: Annotated[
+        str | None, typer.Option(help="Refuse a kit of another federation than the one with this fingerprint.")
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the data and show what would be sent, but send nothing.")
     ] = False,
@@ -45,8 +77,10 @@ def join(
     min_rows: Annotated[int, typer.Option(help="Fewest rows that any number sent may be computed from.")] = 10,
 ) -> None:
     """Take part with this site's data, which stay here, in studies that you approve. Ctrl-C leaves."""
+    from fedbilevel.federation import authority
     from fedbilevel.federation import join as joining
     from fedbilevel.federation.consent import Consent, Limits, Rules, digest
+    from fedbilevel.federation.kits import Kit
     from fedbilevel.federation.preview import preview
 
     if not kit.is_file():
@@ -59,6 +93,23 @@ def join(
         columns[name] = own
     limits = Limits(largest_upload, tuple(algorithm or ()), tuple(task or ()), min_clients, min_rows)
     allowed = None if rules is None else Rules.read(rules)
+    found = Kit.read(kit)
+    seen = authority.spoken(found.fingerprint)
+    if fingerprint is not None and not authority.same(fingerprint, found.fingerprint):
+        raise FedbilevelError(f"{kit} is from another federation, {seen}: ask the coordinator for the right one.")
+    console.print(
+        f"Federation {found.federation}, fingerprint {seen}. The certificate is valid for {found.days} more days.",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if found.days < authority.SOON:
+        say(f"renew it: send the coordinator the file of 'fedbilevel federation request {found.party}'.")
+    if found.role != "site":
+        made = joining.administrator(found, folder)
+        console.print(f"FLARE's console and API start from {made}, as {found.user}.", highlight=False, soft_wrap=True)
+        return
+    if data is None:
+        raise FedbilevelError("name the data of this site with --data FILE, or --data builtin.")
     place, settings = joining.unpack(kit, folder, data, columns)
     settings = replace(settings, consent=Consent((), allowed, limits))
     about = joining.about(place)

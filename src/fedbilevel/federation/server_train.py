@@ -1,0 +1,15 @@
+"""FLARE's server as a federation starts it: ``python -m fedbilevel.federation.server_train ARGUMENTS...``.
+
+It refuses certificates that were revoked.
+"""
+
+import os
+import runpy
+from pathlib import Path
+
+from fedbilevel.federation import revocation
+from fedbilevel.federation.server import FEDERATION_FOLDER
+
+if __name__ == "__main__":
+    revocation.install(Path(os.environ[FEDERATION_FOLDER]) / "server")
+    runpy.run_module("nvflare.private.fed.app.server.server_train", run_name="__main__", alter_sys=True)
