@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.federation import process, project
+from fedbilevel.federation import logs, presence, process, project, service
 from fedbilevel.federation.consent import check_run_name
 from fedbilevel.federation.server import FEDERATION_FOLDER, STUDY
 from fedbilevel.federation.study import Study
-from fedbilevel.storage.files import alone, write_atomically
+from fedbilevel.storage.files import alone
 from fedbilevel.storage.run_folder import INFO, UNDER_WAY, RunFolder
 
-STATE = "coordinator.json"
+STATE = presence.COORDINATOR
 SERVER = "nvflare.private.fed.app.server.server_train"
 
 
@@ -44,21 +44,12 @@ def check_port(port: int) -> None:
 
 def pid(folder: Path) -> int | None:
     """The process id of the coordinator, if it is running."""
-    try:
-        found = int(state(folder)["pid"])
-        os.kill(found, 0)
-    except (OSError, ValueError, KeyError):
-        return None
-    with contextlib.suppress(FedbilevelError), alone(folder):
-        return None  # no coordinator is running: the id belongs to another process by now
-    return found
+    return presence.pid(folder / STATE)
 
 
 def state(folder: Path) -> dict[str, Any]:
     """What the coordinator last saw."""
-    with contextlib.suppress(OSError, ValueError):
-        return json.loads((folder / STATE).read_text())
-    return {}
+    return presence.state(folder / STATE)
 
 
 class Coordinator:
@@ -72,6 +63,8 @@ class Coordinator:
         self.job: tuple[str, str, frozenset[str]] | None = None  # its id, its run, who is in it
         self.revoked: set[str] = set()
         self.seen: list[str] = []
+        self.since: dict[str, float] = {}  # when a site came or went
+        self.began = time.time()
         self.waiting_since: dict[str, float] = {}  # of runs
         self.paused_until: dict[str, float] = {}
         self.next_look = 0.0
@@ -80,7 +73,9 @@ class Coordinator:
     def serve(self) -> None:
         """Until Ctrl-C or SIGTERM."""
         project.needs_flare()
-        logging.getLogger().addHandler(logging.FileHandler(self.folder / "coordinator.log"))  # FLARE's messages
+        handler = logging.FileHandler(self.folder / "coordinator.log")  # FLARE's messages
+        handler.setFormatter(logging.Formatter(logs.FORMAT))
+        logging.getLogger().addHandler(handler)
         with alone(self.folder):
             check_port(self.project.port)
             try:
@@ -117,15 +112,17 @@ class Coordinator:
     def _report(self, error: Exception) -> None:
         """Log an error; show it once, unless it only means that FLARE's server is starting or gone."""
         expected = isinstance(error, OSError) or type(error).__module__.startswith("nvflare")
-        logging.getLogger(__name__).warning("%s: %s", time.ctime(), error, exc_info=None if expected else error)
+        logging.getLogger(__name__).warning("%s", error, exc_info=None if expected else error)
         problem = f"{type(error).__name__}: {error}"
         if not expected and problem not in self.reported:
             self.reported.add(problem)
             self.say(f"unexpected error ({problem}); the traceback is in coordinator.log. Trying again.")
 
     def _note(self) -> None:
-        seen = {"pid": os.getpid(), "server": self.server.pid, "connected": self.seen, "time": time.time()}
-        write_atomically(self.folder / STATE, json.dumps(seen).encode())
+        facts = {"server": self.server.pid, "connected": self.seen, "since": self.since, "began": self.began}
+        presence.note(self.folder / STATE, **facts)
+        logs.rotate(self.folder.glob("*.log"))
+        service.alive()
 
     def _supervise(self) -> None:
         if self.session is None:
@@ -138,9 +135,11 @@ class Coordinator:
         connected = sorted(client.name for client in info.client_info)
         for name in connected:
             if name not in self.seen:
+                self.since[name] = time.time()
                 self.say(f"{name} is connected.")
         for name in self.seen:
             if name not in connected:
+                self.since[name] = time.time()
                 self.say(f"{name} is offline.")
         self.seen = connected
         if self.job is not None:

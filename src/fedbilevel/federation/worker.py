@@ -256,6 +256,7 @@ class Worker:
             "bytes_out": bytes_out,
             "left": {
                 name: {"shape": list(a.shape), "type": str(a.dtype), "norm": float(np.sqrt(np.vdot(a, a)))}
+                | ({} if a.ndim else {"value": float(a)})  # for instance a metric
                 for name, a in left.items()
             },
             "error": problem,

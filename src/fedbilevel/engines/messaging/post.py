@@ -32,6 +32,7 @@ class Post:
     transport: Transport
     bytes_down: int = 0
     bytes_up: int = 0
+    traffic: dict[int, tuple[int, int]] = field(default_factory=dict)  # bytes down and up, by client
     absent: set[int] = field(default_factory=set)  # the clients that gave no answer at all to the last question
 
     def ask(self, messages: Mapping[int, tuple[Message, Arrays]], most: int = 0) -> Answers:
@@ -47,8 +48,12 @@ class Post:
 
     def _ask(self, packed: Mapping[int, bytes], kind: str, most: int) -> Answers:
         given = self.transport.ask(packed, kind)
-        self.bytes_down += sum(map(len, packed.values()))
-        self.bytes_up += sum(len(answer) for answer in given.values() if isinstance(answer, bytes))
+        for client, message in packed.items():
+            answer, (down, up) = given.get(client), self.traffic.get(client, (0, 0))
+            size = len(answer) if isinstance(answer, bytes) else 0
+            self.traffic[client] = (down + len(message), up + size)
+            self.bytes_down += len(message)
+            self.bytes_up += size
         self.absent = {client for client in packed if not isinstance(given.get(client), bytes)}
         return {client: _read(given.get(client, "it did not answer."), most + HEADER) for client in packed}
 
