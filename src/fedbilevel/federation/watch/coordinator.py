@@ -197,9 +197,9 @@ class CoordinatorPage(live.Live):
         mean = "mean" if any(column in own for column in columns) else "all sites"
         evaluated = progress.rows.seen
         caption = "" if len(rows) >= evaluated else f"Drawn: {len(rows)} of {evaluated} evaluations, evenly spaced."
-        return live.curves(
-            [*lines, (mean, rows, means)], {**headline, **means, **headline}, f"Curves of {run['name']}", caption, self.axes, mean
-        )  # fmt: skip
+        metrics = {**headline, **means, **headline}
+        drawn = [*lines, (mean, rows, means)]
+        return live.curves(drawn, metrics, f"Curves of {run['name']}", caption, self.axes, mean)
 
 
 _COUNTED = {
