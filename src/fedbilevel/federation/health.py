@@ -89,7 +89,7 @@ def presence_problems(path: Path, what: str, command: str) -> list[str]:
     """A problem if a process is not running, or hangs."""
     if presence.pid(path) is None:
         return [f"{what} is not running: start it with '{command}'."]
-    silent = time.time() - float(presence.state(path).get("time", 0))
+    silent = time.time() - presence.when(presence.state(path), "time")
     return [f"{what} has not said anything for {silent:.0f} seconds."] if silent > presence.SILENT else []
 
 
@@ -105,7 +105,7 @@ def _coordinator(folder: Path) -> Health:
     end = ends.get(known.host)
     last = max((_changed(path) for path in (folder / "runs").glob(f"*/{EXCHANGES}")), default=0.0)
     error = next(_errors(folder, "server.log", "coordinator.log"), "")
-    since = float(state.get("began", 0)) if running else 0.0
+    since = presence.when(state, "began") if running else 0.0
     return Health(
         known.name, (*problems, *full, *certificate(end)), since, last, free, expiry.days_left(end), error
     )  # fmt: skip
@@ -115,9 +115,9 @@ def _site(folder: Path) -> Health:
     facts, state = site_facts(folder), presence.state(folder / presence.SITE)
     name = str(facts.get("party") or facts.get("name") or folder.name)
     problems = presence_problems(folder / presence.SITE, "this site", f"fedbilevel federation rejoin {folder}")
-    connected = 0.0 if problems else float(state.get("connected", 0))
-    if not problems and not connected and time.time() - float(state.get("began", 0)) > PATIENCE:
-        problems.append(state.get("problem") or "it has no connection to the server.")
+    connected = 0.0 if problems else presence.when(state, "connected")
+    if not problems and not connected and time.time() - presence.when(state, "began") > PATIENCE:
+        problems.append(str(state.get("problem") or "") or "it has no connection to the server.")
     free, full = disk(folder)
     end = expiry.of_party(expiry.of_site(folder), name)
     error = next(_errors(folder, "site.log", "worker.log"), "")

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,12 @@ def state(path: Path) -> dict[str, Any]:
         if isinstance(known := json.loads(path.read_text()), dict):
             return known
     return {}
+
+
+def when(known: Mapping[str, Any], name: str) -> float:
+    """A time that the process has said, 0 if it has not."""
+    found = known.get(name)
+    return float(found) if isinstance(found, int | float) and abs(found) < 1e11 else 0.0
 
 
 def pid(path: Path) -> int | None:

@@ -118,11 +118,11 @@ def load(folder: Path) -> Project:
     """The federation of a folder that ``create`` made."""
     try:
         known = json.loads((folder / FILE).read_text())
-    except (OSError, ValueError):
+        return Project(**{**known, "revoked": tuple(known["revoked"])})
+    except (OSError, ValueError, TypeError, KeyError):
         raise FedbilevelError(
             f"{folder} is not the folder of a federation: create one with 'fedbilevel federation create FILE.toml'."
         ) from None
-    return Project(**{**known, "revoked": tuple(known["revoked"])})
 
 
 def save(project: Project, folder: Path) -> None:

@@ -45,10 +45,10 @@ class CoordinatorPage(live.Live):
         problems += [f"the certificate of {who} has expired." for who, end in self._owners(ends).items() if _past(end)]
         run = _followed(runs)
         progress = self._progress(run)
-        connected = [str(name) for name in state.get("connected", [])] if alive else []
-        parties = self._parties(connected, state.get("since", {}) if alive else {}, ends, progress)
+        there, since = state.get("connected"), state.get("since")
+        connected = [str(name) for name in there] if alive and isinstance(there, list) else []
+        parties = self._parties(connected, since if alive and isinstance(since, dict) else {}, ends, progress)
         sites = self.project.sites
-        there = [name for name in sites if name in connected]
         facts = [
             f"{self.project.host}, port {self.project.port}",
             f"server running since {clock(state.get('began'))}" if alive else "server not running",
@@ -58,7 +58,7 @@ class CoordinatorPage(live.Live):
             facts=facts,
             problems=problems,
             run=run,
-            tiles=self._tiles(run, progress, there, sites),
+            tiles=self._tiles(run, progress, [name for name in sites if name in connected], sites),
             parties=parties,
             certificates=[
                 (what, *live.validity(end))
@@ -226,7 +226,8 @@ def _run(folder: Path, info: dict[str, Any]) -> dict[str, Any]:
     table = lambda name: value if isinstance(value := info.get(name), dict) else {}
     sites = info.get("sites")
     failure, waits = str(info.get("failure") or ""), str(info.get("waits") or "")
-    missing = [str(name) for name in info.get("undelivered") or []] if info.get("status") == "finished" else []
+    undelivered = info.get("undelivered") if info.get("status") == "finished" else None
+    missing = [str(name) for name in undelivered] if isinstance(undelivered, list) else []
     notes = [failure, waits, f"without its result so far: {', '.join(missing)}." if missing else ""]
     notes += [f"{name} does not take part: {why}" for name, why in table("refused").items()]
     return {

@@ -61,7 +61,7 @@ class SitePage(Live):
         return page.Content(f"{name}: site", above, below, self._chart())
 
     def _tiles(self, alive: bool, state: dict[str, Any], end: float | None) -> list[Tile]:
-        known, connected = self.ledger, float(state.get("connected") or 0) if alive else 0.0
+        known, connected = self.ledger, presence.when(state, "connected") if alive else 0.0
         since = f"since {clock(connected)}" if connected else "nothing is sent" if not alive else "trying again"
         word = "connected" if connected else "connecting" if alive else "not running"
         (left, _, unit), look = validity(end)[0].partition(" "), validity(end)[1]
@@ -95,7 +95,7 @@ def _agreed(consent: Any) -> list[tuple[str, str]]:
     if not isinstance(consent, dict):
         return []
     limits = known if isinstance(known := consent.get("limits"), dict) else {}
-    approved = [str(digest)[:12] for digest in consent.get("approved") or []]
+    approved = [str(digest)[:12] for digest in known] if isinstance(known := consent.get("approved"), list) else []
     found = [("approved studies", ", ".join(approved) or "none by name")]
     if isinstance(rules := consent.get("rules"), dict):
         found += [(f"rule: {name}", _words(value)) for name, value in rules.items() if value]
