@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 import fedbilevel as fb
 
@@ -366,6 +366,14 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
+def until(view: Page, condition: str) -> None:
+    """Wait for something that the page will do soon; it forbids what Playwright's own waiting needs."""
+    end = time.monotonic() + 60
+    while not view.evaluate(condition):
+        assert time.monotonic() < end, condition
+        view.wait_for_timeout(50)
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
 @pytest.mark.parametrize("kind", ["coordinator", "site"])
 def test_pages_fit_follow_what_happens_and_run_nothing_else(
@@ -396,13 +404,13 @@ def test_pages_fit_follow_what_happens_and_run_nothing_else(
                 more = 22 if width == 1280 else 24
                 append(folder / EXCHANGES, exchange(more))
                 append(folder / RECORDS, record(more))
-                view.wait_for_function(f"document.querySelectorAll('.value')[1].textContent.startsWith('{more} of 40')")
-                view.wait_for_function(f"Math.max(...chart.data[0].x) === {more}")
+                until(view, f"document.querySelectorAll('.value')[1].textContent.startsWith('{more} of 40')")
+                until(view, f"Math.max(...chart.data[0].x) === {more}")
                 assert view.locator("td .badge", has_text="connected").count() == 2
             else:
                 more = 20 if width == 1280 else 30
                 append(place / LEDGER, ledger("evaluate", more))
-                view.wait_for_function(f"Math.max(...chart.data.flatMap(line => line.x)) === {more}")
+                until(view, f"Math.max(...chart.data.flatMap(line => line.x)) === {more}")
             assert view.evaluate("document.documentElement.scrollWidth") == width
             assert view.evaluate("window.hurt") is None
             assert HURT in (view.locator("body").text_content() or "")

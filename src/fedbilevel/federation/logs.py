@@ -13,9 +13,9 @@ from fedbilevel.storage.tail import last_lines
 LARGEST, KEPT = 10_000_000, 3
 FORMAT = "%(asctime)s - %(name)s - %(levelname)s - %(message)s"
 """Of FLARE's logs, and of ours."""
-_LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\S* - (\S+) - (WARNING|ERROR|CRITICAL) - (.*)")
+_LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\S* - (\S+) - (WARNING|ERROR|CRITICAL) - (?!Traceback)(.*)")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_CONTEXT = re.compile(r"^\[[^\]]*\] - ")  # who and which job: FLARE repeats it in every line
+_CONTEXT = re.compile(r"^\[[^\]]*\] (- )?")  # who and which job: FLARE repeats it in every line
 
 
 def rotate(logs: Iterable[Path], largest: int = LARGEST, kept: int = KEPT) -> None:

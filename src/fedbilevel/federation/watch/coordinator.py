@@ -160,7 +160,7 @@ class CoordinatorPage(live.Live):
         if run is None or progress is None:
             return [*tiles, Tile("Round", "-", "", "no run was asked for yet")]
         last, going = progress.exchanges, run["status"] == "running"
-        round = max(run["round"], last.round) if going else run["round"]
+        round = max(run["round"], last.round)
         pace, left = progress.seconds_per_round(), ""
         if going and pace and run["rounds"]:
             left = f"about {lasting(pace * max(0, run['rounds'] - round))} left"
