@@ -1,14 +1,19 @@
 """The live pages of a federation: what they say, also in a real browser, and that nothing ends them; health."""
 
+import datetime
 import json
 import shutil
 import threading
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from playwright.sync_api import Browser, Page, sync_playwright
 
 import fedbilevel as fb
@@ -65,18 +70,34 @@ def run(home: Path, name: str, status: str = "running", rounds: int = 20, **fact
     return folder
 
 
-@pytest.fixture(scope="module")
-def created(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A federation with real certificates."""
-    folder = tmp_path_factory.mktemp("made") / "hospitals"
-    parties = {**dict.fromkeys(SITES, "site"), "boston": "site", "anna": "coordinator"}
-    project.create(project.Project("hospitals", "localhost", 8102, parties, '[task]\nname = "quadratic"\n'), folder)
-    return folder
+def certificate(name: str, days: float, root: bool = False) -> bytes:
+    """A certificate that ends after so many days."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
+    named = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    issuer = named if root else x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "hospitals")])
+    made = x509.CertificateBuilder(issuer, named, key.public_key(), x509.random_serial_number())
+    made = made.not_valid_before(end - datetime.timedelta(days=days + 1)).not_valid_after(end)
+    return made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
 @pytest.fixture
-def home(created: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(created, tmp_path / "hospitals"))
+def home(tmp_path: Path) -> Path:
+    """A federation with certificates where they lie."""
+    folder = tmp_path / "hospitals"
+    parties = {**dict.fromkeys(SITES, "site"), "anna": "coordinator"}
+    names = {"server/startup/server.crt": "localhost", "coordinator/startup/client.crt": "coordinator@hospitals.org"}
+    for path, name in names.items():
+        (folder / path).parent.mkdir(parents=True)
+        (folder / path).write_bytes(certificate(name, 359.5))
+    (folder / "server" / "startup" / "rootCA.pem").write_bytes(certificate("hospitals", 3649.5, root=True))
+    (folder / "kits").mkdir()
+    for name in SITES:
+        with zipfile.ZipFile(folder / "kits" / f"{name}.zip", "w") as kit:
+            kit.writestr("startup/client.crt", certificate(name, 300))  # and a renewed one
+            kit.writestr("client.crt", certificate(name, 359.5))
+    project.save(project.Project("hospitals", "localhost", 8102, parties, '[task]\nname = "quadratic"\n'), folder)
+    return folder
 
 
 @pytest.fixture
@@ -118,11 +139,10 @@ def test_the_coordinators_page_says_who_is_there_and_how_the_run_goes(serving: P
     run(serving, "before", "finished", asked=NOW - 1e5, summary={"auc": 0.8125}, undelivered=["va"])
     run(serving, "later", "waiting", 0, asked=NOW + 5, waits="waiting for boston.")
     append(folder / EXCHANGES, exchange(21, {"va": "it did not answer in time."}))
-    project.revoke(serving, "boston")
     page = page_of(serving)
     made = page.content()
     assert made.title == "hospitals: federation"
-    for part in ("cleveland", "connected", "revoked", "administrator", "of 2", "everybody is there", "359 days"):
+    for part in ("cleveland", "connected", "administrator", "of 2", "everybody is there", "359 days"):
         assert part in made.above, part
     assert '<dd class="value">21 <small>of 40</small>' in made.above
     assert "125 ms each (median)" in made.above
@@ -141,6 +161,14 @@ def test_the_coordinators_page_says_who_is_there_and_how_the_run_goes(serving: P
         assert page.part(wrong) is None
 
 
+def test_a_revoked_site_is_shown_as_such(serving: Path) -> None:
+    (serving / "server").mkdir(exist_ok=True)
+    project.revoke(serving, "va")
+    above = page_of(serving).content().above
+    assert above.count(">revoked<") == 1
+    assert "1 <small>of 1</small>" in above  # the others are there
+
+
 def test_a_coordinator_that_is_not_there_is_not_shown_as_there(serving: Path) -> None:
     run(serving, "heart")
     content = page_of(serving).content()
@@ -152,7 +180,7 @@ def test_a_coordinator_that_is_not_there_is_not_shown_as_there(serving: Path) ->
     content = page_of(serving).content()
     assert "The server is not running: start it with &#39;fedbilevel federation start" in content.above
     assert ">connected<" not in content.above
-    assert content.above.count(">offline<") == 3
+    assert content.above.count(">offline<") == 2
 
 
 def test_a_sites_page_says_what_has_left_it(tmp_path: Path) -> None:
@@ -252,7 +280,7 @@ def test_folders_that_are_damaged_or_removed_do_not_end_the_page(serving: Path, 
                     assert page.content().title, (path, content)
             path.write_bytes(whole)
         if kind == "coordinator":
-            for name in ("kits/cleveland.zip", "server/startup/server.crt", "authority"):
+            for name in ("kits/cleveland.zip", "server/startup/server.crt", "coordinator"):
                 target = serving / name
                 shutil.rmtree(target) if target.is_dir() else target.write_bytes(b"-----BEGIN CERTIFICATE-----\n")
             assert "cleveland" in page_of(place).content().above
@@ -277,6 +305,12 @@ def test_a_file_that_grows_is_read_once_and_one_that_was_replaced_again(tmp_path
     assert tail.read() == (True, [{"n": 9}])
     path.write_text('{"m": 8}\n{"m": 7}\n{"m": 6}\n' + "x" * 200)  # longer, but another one
     assert tail.read() == (True, [{"m": 8}, {"m": 7}, {"m": 6}])
+    path.rename(tmp_path / "lines.0000000000.jsonl")  # a full ledger goes on in another file
+    path.write_text('{"m": 5}\n')
+    assert tail.read() == (True, [{"m": 8}, {"m": 7}, {"m": 6}, {"m": 5}])
+    append(path, {"m": 4})
+    assert tail.read() == (False, [{"m": 4}])
+    (tmp_path / "lines.0000000000.jsonl").unlink()
     path.unlink()
     assert tail.read() == (True, [])
     path.write_text('{"n": 1}\n')

@@ -15,6 +15,7 @@ from fedbilevel.federation import expiry, logs, presence, project
 from fedbilevel.federation.server import EXCHANGES
 from fedbilevel.federation.worker import LEDGER, SETTINGS
 
+KITS = ("kit.json", "startup/kit.json")
 LEAST_FREE = 500_000_000
 PATIENCE = 300.0
 """Seconds that a site may need to connect."""
@@ -58,15 +59,20 @@ def of(folder: Path) -> Health:
     """The health of whoever works in a folder."""
     if (folder / project.FILE).is_file():
         return _coordinator(folder)
-    if (folder / SETTINGS).is_file() or (folder / "kit.json").is_file():
+    if is_site(folder):
         return _site(folder)
     raise FedbilevelError(f"{folder} is neither the folder of a federation nor that of a site.")
+
+
+def is_site(folder: Path) -> bool:
+    """Whether this is the folder of a site."""
+    return any((folder / name).is_file() for name in (SETTINGS, *KITS))
 
 
 def site_facts(folder: Path) -> dict[str, Any]:
     """What a site's folder says about it: of its kit, and what it was started with."""
     facts: dict[str, Any] = {}
-    for name in ("kit.json", SETTINGS):
+    for name in (*KITS, SETTINGS):
         with contextlib.suppress(OSError, ValueError, RecursionError):
             if isinstance(known := json.loads((folder / name).read_text()), dict):
                 facts |= known

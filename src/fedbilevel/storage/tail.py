@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ CHECKED = 64
 
 
 class Tail:
-    """The new lines of a file with one JSON object per line. A file that was cut or replaced begins again."""
+    """The new lines of a file with one JSON object per line. A file that was cut or replaced begins again; the files
+    ``NAME.NUMBER.jsonl`` with what was in it before are then read first.
+    """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.place, self.before = path, 0, b""
+        self.path, self.place, self.before, self.begun = path, 0, b"", False
 
     def read(self) -> tuple[bool, list[dict[str, Any]]]:
         """Whether the file began again since the last call, and its new objects. What is no object is skipped."""
@@ -32,7 +35,18 @@ class Tail:
         whole = new[: new.rfind(b"\n") + 1]  # a line that is being written is read later
         self.place += len(whole)
         self.before = (self.before + whole)[-CHECKED:]
-        return again, [row for line in whole.splitlines() if (row := _object(line)) is not None]
+        older = b"" if self.begun and not again else self._older()
+        self.begun = True
+        return again, [row for line in (older + whole).splitlines() if (row := _object(line)) is not None]
+
+    def _older(self) -> bytes:
+        """What the earlier files have."""
+        named = re.compile(re.escape(self.path.stem) + r"\.\d+" + re.escape(self.path.suffix))
+        content = b""
+        for path in sorted(each for each in self.path.parent.glob(f"{self.path.stem}.*") if named.fullmatch(each.name)):
+            with contextlib.suppress(OSError):
+                content += path.read_bytes() + b"\n"
+        return content
 
 
 def _object(line: bytes) -> dict[str, Any] | None:

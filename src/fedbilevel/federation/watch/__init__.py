@@ -7,11 +7,10 @@ They read files only, so they work whether the other processes run or not. Only 
 from pathlib import Path
 
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.federation import project
+from fedbilevel.federation import health, project
 from fedbilevel.federation.watch.coordinator import CoordinatorPage
 from fedbilevel.federation.watch.live import Live
 from fedbilevel.federation.watch.site import SitePage
-from fedbilevel.federation.worker import SETTINGS
 from fedbilevel.report import watch
 
 OFTEN = 1.0
@@ -22,7 +21,7 @@ def page_of(folder: Path) -> Live:
     """The page of a federation's folder, or of a site's."""
     if (folder / project.FILE).is_file():
         return CoordinatorPage(folder)
-    if (folder / SETTINGS).is_file() or (folder / "kit.json").is_file():
+    if health.is_site(folder):
         return SitePage(folder)
     raise FedbilevelError(f"{folder} is neither the folder of a federation nor that of a site.")
 

@@ -133,7 +133,7 @@ class CoordinatorPage(live.Live):
         traffic = progress.exchanges.traffic if progress else {}
         rows = []
         for name, role in self.project.parties.items():
-            revoked, here = name in self.project.revoked, name in connected
+            revoked, here = role == "site" and name not in self.project.sites, name in connected
             state = "revoked" if revoked else "" if role != "site" else "connected" if here else "offline"
             own = missed.get(name, [])
             last = max(own, key=lambda each: each.at, default=None)
