@@ -23,7 +23,7 @@ from fedbilevel.engines.messaging.server import Messaging
 from fedbilevel.engines.participation import Everyone
 from fedbilevel.engines.plan import trace
 from fedbilevel.engines.program import Program
-from fedbilevel.federation import cli, coordinator, join, presence, project, schema, setup
+from fedbilevel.federation import cli, coordinator, join, project, schema, setup, steadiness
 from fedbilevel.federation.consent import MOST_REFUSALS, Consent, Limits, Rules, check_run_name, digest
 from fedbilevel.federation.engine import Federation, metrics_of
 from fedbilevel.federation.ledger import LEDGER
@@ -750,7 +750,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        for module in (coordinator, presence):
+        for module in (coordinator, steadiness):
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now, time=time.time))
 
 
@@ -809,7 +809,7 @@ def test_a_site_without_which_there_is_no_quorum_is_taken_as_it_is(
 def test_who_was_there_when_the_server_stopped_has_a_clean_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, seen = Clock(monkeypatch), presence.Presence()
+    clock, seen = Clock(monkeypatch), steadiness.Steadiness()
     seen.see(["a"])
     seen.forget()
     seen.see([])
@@ -818,7 +818,7 @@ def test_who_was_there_when_the_server_stopped_has_a_clean_record(
     seen.see([])
     seen.see(["a"])
     assert not seen.steady("a")
-    clock.now += presence.FIRST
+    clock.now += steadiness.FIRST
     assert seen.steady("a")
 
 

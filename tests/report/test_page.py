@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import matplotlib
 import numpy as np
@@ -291,10 +292,15 @@ def test_what_is_no_run_is_one_sentence(
 
 
 @pytest.fixture
-def live(tmp_path: Path, histories: Any) -> Iterator[watch.Watch]:
+def runs(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def live(runs: Path, histories: Any) -> Iterator[watch.Watch]:
     """A run that goes on, and its page."""
-    write_run(tmp_path / "runs" / "one", histories["fedbio", 0][:5], status="running")
-    with watch.Watch(tmp_path / "runs") as server:
+    write_run(runs / "one", histories["fedbio", 0][:5], status="running")
+    with watch.Watch(watch.Runs(runs)) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         yield server
@@ -304,28 +310,33 @@ def live(tmp_path: Path, histories: Any) -> Iterator[watch.Watch]:
 
 def ask(server: watch.Watch, path: str, **headers: str) -> tuple[int, bytes, str | None]:
     """Status, body and mark of an answer."""
-    request = urllib.request.Request(server.url + path, headers={k.replace("_", "-"): v for k, v in headers.items()})
+    return request(server.url + path, "GET", **headers)
+
+
+def request(address: str, method: str = "GET", **headers: str) -> tuple[int, bytes, str | None]:
+    """Status, body and mark of an answer."""
+    sent = {name.replace("_", "-"): value for name, value in headers.items()}
     try:
-        with urllib.request.urlopen(request) as answer:
+        with urllib.request.urlopen(urllib.request.Request(address, headers=sent, method=method)) as answer:
             return answer.status, answer.read(), answer.headers["ETag"]
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read(), error.headers["ETag"]
 
 
-def test_news_come_when_something_has_changed(live: watch.Watch, histories: Any) -> None:
+def test_news_come_when_something_has_changed(live: watch.Watch, runs: Path, histories: Any) -> None:
     status, body, mark = ask(live, "data")
     assert status == 200
     assert mark is not None
     assert json.loads(body)["chart"]["series"][0]["axes"]["round"] == [0, 2, 4, 6, 8]
     assert ask(live, "data", If_None_Match=mark) == (304, b"", mark)
-    append(live.path / "one", "fedbio", histories["fedbio", 0][5:6])
+    append(runs / "one", "fedbio", histories["fedbio", 0][5:6])
     status, body, new = ask(live, "data", If_None_Match=mark)
     assert (status, new != mark) == (200, True)
     assert json.loads(body)["chart"]["series"][0]["axes"]["round"] == [0, 2, 4, 6, 8, 10]
-    write_run(live.path / "two", histories["simfbo", 0], "simfbo")
+    write_run(runs / "two", histories["simfbo", 0], "simfbo")
     assert len(json.loads(ask(live, "data")[1])["chart"]["series"]) == 2
-    shutil.rmtree(live.path)
+    shutil.rmtree(runs)
     assert ask(live, "data")[0] == 503  # a sentence, not the end
 
 
@@ -337,12 +348,20 @@ def test_only_this_machine_gets_the_page_and_nothing_else(live: watch.Watch) -> 
         assert ask(live, "data", Host=host)[0] == 403, host
     for path in ("one/run.json", "../runs/one/run.json", "one/", "page.js", "data/"):
         assert ask(live, path)[0] == 404, path
+    for secret in ("", f"{live.secret}x/", f"{live.secret[:-1]}/", "%00/", "\u00e9/"):  # other accounts of this machine
+        assert b"Plotly" not in request(f"http://127.0.0.1:{live.server_port}/{quote(secret)}data")[1], secret
+    for method in ("POST", "PUT", "DELETE", "OPTIONS"):
+        assert request(live.url + "data", method)[0] == 501
+    with urllib.request.urlopen(live.url) as answer:
+        assert "Access-Control-Allow-Origin" not in answer.headers
+        assert answer.headers["Referrer-Policy"] == "no-referrer"
+        assert answer.headers["Content-Security-Policy"] == "frame-ancestors 'none'"
 
 
 @pytest.mark.parametrize(("port", "reason"), [(None, "in use"), (70_000, "no such port")])
 def test_a_port_that_cannot_be_had_is_one_sentence(live: watch.Watch, port: int | None, reason: str) -> None:
     with pytest.raises(fb.FedbilevelError, match=rf"cannot serve on port \d+: .*{reason}.*--port"):
-        watch.Watch(live.path, live.server_port if port is None else port)
+        watch.Watch(live.shown, live.server_port if port is None else port)
 
 
 # --- in a real browser ---
@@ -474,7 +493,9 @@ def test_names_cannot_run_scripts(chromium: Browser, tmp_path: Path, histories: 
 
 
 @browser_needed
-def test_the_live_page_shows_news_and_keeps_the_choices(chromium: Browser, live: watch.Watch, histories: Any) -> None:
+def test_the_live_page_shows_news_and_keeps_the_choices(
+    chromium: Browser, live: watch.Watch, runs: Path, histories: Any
+) -> None:
     with Reader(chromium, live.url) as reader:
         view = reader.page
         view.get_by_label("Against", exact=True).select_option("seconds")
@@ -482,9 +503,9 @@ def test_the_live_page_shows_news_and_keeps_the_choices(chromium: Browser, live:
         view.get_by_role("button", name="FedBiO").click()
         view.locator("#configuration-1 summary").click()  # closes it
         view.evaluate("scrollTo(0, 300)")
-        append(live.path / "one", "fedbio", histories["fedbio", 0][5:])
+        append(runs / "one", "fedbio", histories["fedbio", 0][5:])
         reader.until("document.querySelector('table.summary tbody tr').textContent.includes('30')")
-        write_run(live.path / "two", histories["simfbo", 0], "simfbo", status="failed", failure="it fell over.")
+        write_run(runs / "two", histories["simfbo", 0], "simfbo", status="failed", failure="it fell over.")
         view.get_by_role("button", name="SimFBO").wait_for()
         reader.until(f"{LINES} === 1")
         assert view.get_by_label("Against", exact=True).input_value() == "seconds"

@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.federation import flare_files, process, project
+from fedbilevel.federation import flare_files, logs, presence, process, project, service
 from fedbilevel.federation.consent import check_run_name, digest
-from fedbilevel.federation.presence import Presence
 from fedbilevel.federation.server import FEDERATION_FOLDER, STUDY
+from fedbilevel.federation.steadiness import Steadiness
 from fedbilevel.federation.study import Study
-from fedbilevel.storage.files import alone, write_atomically
+from fedbilevel.storage.files import alone
 from fedbilevel.storage.run_folder import INFO, UNDER_WAY, RunFolder
 
-STATE = "coordinator.json"
+STATE = presence.COORDINATOR
 SERVER = "fedbilevel.federation.server_train"
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 
@@ -47,21 +47,12 @@ def check_port(port: int) -> None:
 
 def pid(folder: Path) -> int | None:
     """The process id of the coordinator, if it is running."""
-    try:
-        found = int(state(folder)["pid"])
-        os.kill(found, 0)
-    except (OSError, ValueError, KeyError):
-        return None
-    with contextlib.suppress(FedbilevelError), alone(folder):
-        return None  # no coordinator is running: the id belongs to another process by now
-    return found
+    return presence.pid(folder / STATE)
 
 
 def state(folder: Path) -> dict[str, Any]:
     """What the coordinator last saw."""
-    with contextlib.suppress(OSError, ValueError):
-        return json.loads((folder / STATE).read_text())
-    return {}
+    return presence.state(folder / STATE)
 
 
 class Coordinator:
@@ -75,7 +66,9 @@ class Coordinator:
         self.job: tuple[str, str, frozenset[str]] | None = None  # its id, its run, who is in it
         self.excluded: frozenset[str] = frozenset()
         self.seen: list[str] = []
-        self.presence = Presence()
+        self.steadiness = Steadiness()
+        self.since: dict[str, float] = {}  # when a site came or went
+        self.began = time.time()
         self.waiting_since: dict[str, float] = {}  # of runs
         self.paused_until: dict[str, float] = {}
         self.next_look = 0.0
@@ -85,7 +78,9 @@ class Coordinator:
     def serve(self) -> None:
         """Until Ctrl-C or SIGTERM."""
         project.needs_flare()
-        logging.getLogger().addHandler(logging.FileHandler(self.folder / "coordinator.log"))  # FLARE's messages
+        handler = logging.FileHandler(self.folder / "coordinator.log")  # FLARE's messages
+        handler.setFormatter(logging.Formatter(logs.FORMAT))
+        logging.getLogger().addHandler(handler)
         with alone(self.folder):
             check_port(self.project.port)
             try:
@@ -115,7 +110,7 @@ class Coordinator:
         if self.server is not None:
             self.say("the server stopped unexpectedly; restarting it.")
         self._close()
-        self.presence.forget()
+        self.steadiness.forget()
         self.job = None
         flare_files.coordinator(self.folder, self.project)
         self.server = process.start(
@@ -136,15 +131,17 @@ class Coordinator:
                 self.say(f"{obstacle}: free space, or make the folder writable. Runs go on when that is done.")
             return
         expected = isinstance(error, OSError) or type(error).__module__.startswith("nvflare")
-        logging.getLogger(__name__).warning("%s: %s", time.ctime(), error, exc_info=None if expected else error)
+        logging.getLogger(__name__).warning("%s", error, exc_info=None if expected else error)
         problem = f"{type(error).__name__}: {error}"
         if not expected and problem not in self.reported:
             self.reported.add(problem)
             self.say(f"unexpected error ({problem}); the traceback is in coordinator.log. Trying again.")
 
     def _note(self) -> None:
-        seen = {"pid": os.getpid(), "server": self.server.pid, "connected": self.seen, "time": time.time()}
-        write_atomically(self.folder / STATE, json.dumps(seen).encode())
+        facts = {"server": self.server.pid, "connected": self.seen, "since": self.since, "began": self.began}
+        presence.note(self.folder / STATE, **facts)
+        logs.rotate(self.folder.glob("*.log"))
+        service.alive()
 
     def _supervise(self) -> None:
         if self.session is None:
@@ -158,12 +155,14 @@ class Coordinator:
         connected = sorted(client.name for client in info.client_info)
         for name in connected:
             if name not in self.seen:
+                self.since[name] = time.time()
                 self.say(f"{name} is connected.")
         for name in self.seen:
             if name not in connected:
+                self.since[name] = time.time()
                 self.say(f"{name} is offline.")
         self.seen = connected
-        self.presence.see(connected)
+        self.steadiness.see(connected)
         if self.job is not None:
             self._watch(*self.job)
             return
@@ -212,7 +211,7 @@ class Coordinator:
         self.next_look = time.monotonic() + 2.0
         allowed, sites = set(self.project.sites), set(folder.info().get("sites", ()))
         idle = {each["client_name"] for each in self.session.get_client_job_status() if each.get("status") == "no_jobs"}
-        steady = {name for name in self.seen if self.presence.steady(name)}
+        steady = {name for name in self.seen if self.steadiness.steady(name)}
         back = allowed & sites & steady & (idle | (steady - members))
         gone = members - allowed
         if back or gone:
@@ -249,7 +248,7 @@ class Coordinator:
         there = self._counted_on([name for name in sites if name in allowed], quorum)
         began = self.waiting_since.setdefault(run, time.monotonic())
         waits = [name for name in sites if name not in there and name in allowed]
-        before = [name for name in waits if name in known.get("there", sites) and self.presence.awaited(name)]
+        before = [name for name in waits if name in known.get("there", sites) and self.steadiness.awaited(name)]
         enough = len(there) >= quorum
         if time.monotonic() < self.paused_until.get(run, 0.0):
             return False
@@ -266,8 +265,8 @@ class Coordinator:
 
     def _counted_on(self, sites: list[str], quorum: int) -> list[str]:
         """The sites for a job: those that are likely to stay, and others only if it cannot be done without them."""
-        there = {name for name in sites if self.presence.steady(name)}
-        since = self.presence.since
+        there = {name for name in sites if self.steadiness.steady(name)}
+        since = self.steadiness.since
         others = sorted((name for name in sites if name in since and name not in there), key=lambda name: since[name])
         return [name for name in sites if name in there or name in others[: max(0, quorum - len(there))]]
 
@@ -283,7 +282,7 @@ class Coordinator:
         place = RunFolder(self.folder / "runs" / run)
         known = place.info()
         tried = dict(known.get("deliveries", {}))
-        there = [name for name in missing if self.presence.steady(name) and tried.get(name, 0) < 3]
+        there = [name for name in missing if self.steadiness.steady(name) and tried.get(name, 0) < 3]
         if not there:
             return False
         place.note(deliveries={**tried, **{name: tried.get(name, 0) + 1 for name in there}})

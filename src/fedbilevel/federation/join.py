@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.federation import flare_files, process, project
+from fedbilevel.federation import flare_files, logs, presence, process, project, service
 from fedbilevel.federation.kits import CERTIFICATE, KEY, ROOT, STARTUP, Kit
 from fedbilevel.federation.ledger import LEDGER
 from fedbilevel.federation.site import SITE_FOLDER
@@ -84,6 +84,7 @@ class Joined:
 
     def __init__(self, folder: Path, settings: Settings, say: Callable[[str], object]) -> None:
         self.folder, self.settings, self.say, self.client = folder.resolve(), settings, say, None
+        self.began, self.connected, self.problem, self.next_look = time.time(), 0.0, "", 0.0
 
     def serve(self) -> None:
         """Take part until Ctrl-C or SIGTERM; restart FLARE's client if it ends."""
@@ -108,6 +109,15 @@ class Joined:
             finally:
                 if self.client is not None:
                     process.end(self.client)
+                (self.folder / presence.SITE).unlink(missing_ok=True)
+
+    def _note(self) -> None:
+        """Say how this site is, for its people and the system."""
+        facts = {"began": self.began, "connected": self.connected, "problem": self.problem}
+        with contextlib.suppress(OSError):  # of a disk that is full, _look_at_disk speaks
+            presence.note(self.folder / presence.SITE, **facts)
+        logs.rotate(self.folder.glob("*.log"))
+        service.alive()
 
     def _reach(self) -> None:
         """Wait until the server can be reached; say why not, once."""
@@ -116,7 +126,10 @@ class Joined:
             if reason != said:
                 self.say(f"{reason} Retrying until you press Ctrl-C.")
                 said = reason
+            self.problem, self.connected = reason, 0.0
+            self._note()
             time.sleep(2)
+        self.problem = ""
 
     def _wait(self) -> None:
         """Wait until the client ends; report what it logs about the connection."""
@@ -131,6 +144,7 @@ class Joined:
             if time.monotonic() >= next_look:
                 unwritable, next_look = self._look_at_disk(unwritable), time.monotonic() + 5.0
             seen = self._refusals(ledger, seen)
+            place = place if log.stat().st_size >= place else 0  # it was rotated
             with log.open("rb") as file:
                 file.seek(place)
                 text = file.read().decode(errors="replace")
@@ -140,7 +154,25 @@ class Joined:
                 self.say("connected. This site takes part until you press Ctrl-C.")
             if not refused and ("UNAUTHENTICATED" in text.upper() or "is disabled" in text):
                 refused = True
-                self.say(f"the server refuses this site: {REFUSED}.")
+                self.problem = f"the server refuses this site: {REFUSED}."
+                self.say(self.problem)
+            if time.monotonic() >= self.next_look:
+                self.next_look = time.monotonic() + 2.0
+                there = connected and not refused and self._has_connection()
+                self.connected = (self.connected or time.time()) if there else 0.0
+                self._note()
+
+    def _has_connection(self) -> bool:
+        """Whether FLARE's client has a connection to the server: it does not say when it has lost it."""
+        import psutil  # comes with FLARE
+
+        assert self.client is not None
+        try:
+            found = psutil.Process(self.client.pid).net_connections("tcp")
+        except psutil.Error:
+            return False
+        port = about(self.folder)["port"]
+        return any(each.status == psutil.CONN_ESTABLISHED and each.raddr.port == port for each in found)
 
     def _look_at_disk(self, before: str) -> str:
         """Say once why nothing can be saved, and when it can be again: where a disk is full, logs are silent, too."""

@@ -214,11 +214,15 @@ def owner(folder: Path, name: str) -> str:
 
 
 def described(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Arrays that leave, without their numbers: shapes, types and norms."""
+    """Arrays that leave, without their numbers: shapes, types and norms; and the value of what is one number, such as
+    a metric."""
     import numpy as np  # here, as few processes need it
 
     norm = lambda array: float(np.linalg.norm(np.asarray(array, float)))
-    return {name: {"shape": list(a.shape), "type": str(a.dtype), "norm": norm(a)} for name, a in arrays.items()}
+    one = lambda array: {} if array.ndim else {"value": float(array)}
+    return {
+        name: {"shape": list(a.shape), "type": str(a.dtype), "norm": norm(a), **one(a)} for name, a in arrays.items()
+    }
 
 
 def _hash(data: bytes) -> str:

@@ -1,43 +1,47 @@
-"""Which sites the next job of a run can count on: who comes and goes has to stay longer each time.
-
-FLARE cannot add a site to a job. So a site that comes back costs everybody a new job, and one with a bad connection
-could keep a run from its end.
+"""Whether the long-running process of a folder is alive, and what it last said: a small file that it writes again and
+again, and a lock that it holds.
 """
 
+import contextlib
+import json
+import os
 import time
-from collections.abc import Collection
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
-FIRST, LONGEST = 5.0, 600.0
-"""Seconds that a site has to stay after it was gone once, and at most. Who stayed that long begins again with a clean
-record."""
+from fedbilevel.errors import FedbilevelError
+from fedbilevel.storage.files import alone, process_exists, write_atomically
+
+COORDINATOR, SITE = "coordinator.json", "joined.json"
+SILENT = 90.0
+"""Seconds without a word after which a process hangs."""
 
 
-class Presence:
-    """Since when each site has been connected, and how often it was gone."""
+def note(path: Path, **facts: Any) -> None:
+    """Say that this process is alive."""
+    write_atomically(path, json.dumps({"pid": os.getpid(), "time": time.time(), **facts}).encode(), durable=False)
 
-    def __init__(self) -> None:
-        self.since: dict[str, float] = {}
-        self.gone: dict[str, int] = {}
 
-    def see(self, connected: Collection[str]) -> None:
-        """Note who is connected now."""
-        now = time.monotonic()
-        for name in self.since.keys() - set(connected):
-            stayed = now - self.since.pop(name)
-            self.gone[name] = 1 + (self.gone.get(name, 0) if stayed < LONGEST else 0)
-        for name in connected:
-            self.since.setdefault(name, now)
+def state(path: Path) -> dict[str, Any]:
+    """What the process last said."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        if isinstance(known := json.loads(path.read_text()), dict):
+            return known
+    return {}
 
-    def forget(self) -> None:
-        """The server stopped: nobody is connected, and it is nobody's fault."""
-        self.since.clear()
 
-    def steady(self, name: str) -> bool:
-        """Whether a site is connected and likely to stay."""
-        gone = self.gone.get(name, 0)
-        needed = min(LONGEST, FIRST * 2.0 ** (gone - 1)) if gone else 0.0
-        return name in self.since and time.monotonic() - self.since[name] >= needed
+def when(known: Mapping[str, Any], name: str) -> float:
+    """A time that the process has said, 0 if it has not."""
+    found = known.get(name)
+    return float(found) if isinstance(found, int | float) and abs(found) < 1e11 else 0.0
 
-    def awaited(self, name: str) -> bool:
-        """Whether it makes sense to wait for a site that is not steady now."""
-        return self.gone.get(name, 0) < 3
+
+def pid(path: Path) -> int | None:
+    """The id of the process, if it is running."""
+    found = state(path).get("pid")
+    if not isinstance(found, int) or not process_exists(found):
+        return None
+    with contextlib.suppress(FedbilevelError, OSError), alone(path.parent):
+        return None  # nobody holds the lock: the id belongs to another process by now
+    return found

@@ -15,7 +15,7 @@ from fedbilevel.federation import rows, study
 from fedbilevel.federation.consent import digest
 from fedbilevel.federation.engine import metrics_of
 from fedbilevel.federation.join import about
-from fedbilevel.federation.logs import plain, shown
+from fedbilevel.federation.ledgers import plain, shown
 from fedbilevel.federation.worker import Settings
 from fedbilevel.runs.experiment import Built
 from fedbilevel.storage.arrays import named_leaves

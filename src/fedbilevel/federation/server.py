@@ -229,12 +229,17 @@ def _compute(folder: Path, sites: list[str]) -> None:
             1 if finished else study.rules.quorum,
             folder.name,
             sites,
-            lambda served: log.note(served._asdict()),
+            lambda served: log.note({**served._asdict(), "traffic": traffic()}),
         )
+        traffic = lambda: {sites[m]: both for m, both in engine.post.traffic.items()}
         engine.task = None if own else task
         engine.metric_names = metrics_of(task) if own else frozenset()
         before = place.info()
         engine.post.bytes_down, engine.post.bytes_up = before.get("bytes_down", 0), before.get("bytes_up", 0)
+        earlier = before.get("traffic", {})
+        engine.post.traffic = {
+            m: (earlier[name][0], earlier[name][1]) for m, name in enumerate(sites) if name in earlier
+        }
         config = built.config()
         run = {name: config["run"][name] for name in ("rounds", "seed", "sample", "every")}
         config["run"] = {**run, "engine": "federation"}
@@ -247,7 +252,7 @@ def _compute(folder: Path, sites: list[str]) -> None:
         def on_row(row: dict[str, Any]) -> None:
             records.append({"run": described.get("main"), **row})
             down, up = engine.post.bytes_down, engine.post.bytes_up
-            place.note(round=row["round"], seen=time.time(), bytes_down=down, bytes_up=up)
+            place.note(round=row["round"], seen=time.time(), bytes_down=down, bytes_up=up, traffic=traffic())
 
         result = solve(
             task,

@@ -84,6 +84,7 @@ class RunFacts(TypedDict, total=False):
     seen: float  # when the last record was written
     bytes_down: int
     bytes_up: int
+    traffic: Mapping[str, tuple[int, int]]  # bytes down and up, by site
 
 
 class RunInfo(RunFacts, total=False):

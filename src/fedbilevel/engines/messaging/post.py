@@ -32,6 +32,7 @@ class Post:
     transport: Transport
     bytes_down: int = 0
     bytes_up: int = 0
+    traffic: dict[int, tuple[int, int]] = field(default_factory=dict)  # bytes down and up, by client
     absent: set[int] = field(default_factory=set)  # who gave no answer to the last question, or cannot do it now
 
     def ask(self, messages: Mapping[int, tuple[Message, Arrays]], most: int = 0) -> Answers:
@@ -48,8 +49,12 @@ class Post:
 
     def _ask(self, packed: Mapping[int, bytes], kind: str, most: int) -> Answers:
         given = self.transport.ask(packed, kind)
-        self.bytes_down += sum(map(len, packed.values()))
-        self.bytes_up += sum(len(answer) for answer in given.values() if isinstance(answer, bytes))
+        for client, message in packed.items():
+            answer, (down, up) = given.get(client), self.traffic.get(client, (0, 0))
+            size = len(answer) if isinstance(answer, bytes) else 0
+            self.traffic[client] = (down + len(message), up + size)
+            self.bytes_down += len(message)
+            self.bytes_up += size
         answers = {client: _read(given.get(client, "it did not answer."), most + HEADER) for client in packed}
         now = {m for m in packed if not isinstance(given.get(m), bytes) or _failed(answers[m][0], "unable")}
         self.absent = (self.absent - packed.keys()) | now

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedbilevel.federation.cli import coordinator, parties, site  # noqa: F401  (they add their commands)
+from fedbilevel.federation.cli import coordinator, parties, service, site, watch  # noqa: F401  (they add their commands)
 from fedbilevel.federation.cli.app import app, console
 
 

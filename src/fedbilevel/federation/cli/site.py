@@ -147,7 +147,7 @@ def log(
     ] = False,
 ) -> None:
     """Show what a site has sent, or what a coordinator has done; or check that nobody changed these ledgers."""
-    from fedbilevel.federation.logs import check_ledgers, ledger
+    from fedbilevel.federation.ledgers import check_ledgers, ledger
 
     if verify:
         check_ledgers(folder, console)

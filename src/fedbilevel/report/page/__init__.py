@@ -68,20 +68,36 @@ def write(paths: Iterable[Path], out: Path) -> Path:
 
 def render(paths: Iterable[Path], live: bool = False) -> str:
     """The page as text; a live one asks its server for news."""
+    axes = [
+        ("", {"round": CHART_AXES["round"]}),
+        ("Traffic", {axis: CHART_AXES[axis] for axis in ("megabytes", "megabytes_down", "megabytes_up")}),
+        ("Oracle calls", {axis: CHART_AXES[axis] for axis in ("oracles", *ORACLES)}),
+        ("", {"seconds": CHART_AXES["seconds"]}),
+    ]
+    return shell(content(paths), axes, live)
+
+
+def shell(made: Content, axes: Sequence[tuple[str, dict[str, str]]], live: bool = False, style: str = "") -> str:
+    """A page as text, around its content.
+
+    Args:
+        made: the content.
+        axes: what the chart may be drawn against, in groups that may have a name.
+        live: whether the page asks its server for news.
+        style: more CSS.
+    """
     from plotly.offline import get_plotlyjs  # here, because other commands need not wait for it
 
-    made = content(paths)
     scripts = [get_plotlyjs(), (HERE / "page.js").read_text(encoding="utf-8")]
     # Only these scripts may run, whatever the runs are called.
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     return TEMPLATES.get_template("page.html").render(
         **made._asdict() | {"chart": embedded(made.chart)},
-        style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
+        style=Markup((HERE / "page.css").read_text(encoding="utf-8") + style),
         scripts=[Markup(script) for script in scripts],
         hashes=hashes,
         live=live,
-        axes=CHART_AXES,
-        oracles=list(ORACLES),
+        axes=axes,
     )
 
 
@@ -312,4 +328,4 @@ def _chart(series: Sequence[Series]) -> dict[str, Any]:
                 },
             }
         )
-    return {"metrics": metrics(series), "axes": CHART_AXES, "series": shown}
+    return {"heading": "Curves", "metrics": metrics(series), "axes": CHART_AXES, "series": shown}

@@ -19,10 +19,11 @@
     if (!places.has(series.id)) places.set(series.id, places.size);
     const place = places.get(series.id);
     const cycle = Math.floor(place / COLOURS) % DASHES.length;
+    const name = series.mean ? "--text" : `--series-${place % COLOURS}`;
     return {
-      colour: getComputedStyle(document.documentElement).getPropertyValue(`--series-${place % COLOURS}`).trim(),
-      dash: series.reference ? "dash" : DASHES[cycle],
-      width: series.reference ? 1.6 : 2.4,
+      colour: getComputedStyle(document.documentElement).getPropertyValue(name).trim(),
+      dash: series.reference ? "dash" : series.mean ? "solid" : DASHES[cycle],
+      width: series.reference ? 1.6 : series.mean ? 3 : 2.4,
     };
   }
 
@@ -134,6 +135,9 @@
 
   function draw() {
     const titles = Object.keys(data.metrics);
+    byId("curves").textContent = data.heading;
+    byId("drawn").hidden = !data.heading; // there is nothing that could have curves
+    if (!data.heading) return undefined;
     if (!titles.includes(chosen.metric)) chosen.metric = titles[0] ?? null;
     options(byId("metric"), data.metrics, chosen.metric);
     const log = chosen.metric !== null && logY();
@@ -190,6 +194,7 @@
       if (shownSeries().some(partial)) parts.push("Thin dots: not all seeds have got there or have a number.");
     }
     if (data.series.some((s) => s.reference)) parts.push("Dashed: what the runs are compared with.");
+    if (data.caption) parts.push(data.caption);
     byId("caption").textContent = parts.join(" ");
     const names = shownSeries().filter((s) => !chosen.hidden.has(s.id)).map((s) => s.name);
     chart.setAttribute("aria-label", `${data.metrics[chosen.metric] ?? "Nothing"} against ${data.axes[chosen.axis]}: ${names.join(", ")}. The last values are in the summary table.`);
@@ -252,9 +257,11 @@
   let mark = null;
   const told = {};
   function replace(id, html) {
-    if (told[id] === html) return;
-    told[id] = html;
     const place = byId(id);
+    const selection = getSelection();
+    const copying = !selection.isCollapsed && place.contains(selection.anchorNode);
+    if (told[id] === html || copying) return;
+    told[id] = html;
     const open = new Map([...place.querySelectorAll("details[id]")].map((d) => [d.id, d.open]));
     const scrolled = new Map([...place.querySelectorAll(".scroll")].map((box) => [box.getAttribute("aria-label"), box.scrollLeft]));
     const focused = place.contains(document.activeElement) ? document.activeElement.getAttribute("aria-label") : null;
@@ -270,6 +277,17 @@
     if (news.textContent !== text) news.textContent = text;
     news.classList.toggle("lost", lost);
   }
+  // How long ago something was, for every <time data-at="seconds since 1970">.
+  function ages() {
+    for (const time of document.querySelectorAll("time[data-at]")) {
+      const seconds = Math.max(0, Math.round(Date.now() / 1000 - Number(time.dataset.at)));
+      const [size, unit] = [[86400, "day"], [3600, "h"], [60, "min"], [1, "s"]].find(([size]) => seconds >= size) ?? [1, "s"];
+      const count = Math.floor(seconds / size);
+      const text = seconds < 2 ? "just now" : `${count} ${unit}${unit === "day" && count > 1 ? "s" : ""} ago`;
+      if (time.textContent !== text) time.textContent = text;
+    }
+  }
+  setInterval(ages, 1000);
   async function ask() {
     try {
       const answer = await fetch("data", { cache: "no-store", headers: mark ? { "If-None-Match": mark } : {} });
@@ -281,7 +299,8 @@
         replace("below", made.below);
         data = made.chart;
         await draw();
-        tell(`live, last news ${new Date().toLocaleTimeString()}`, false);
+        ages();
+        tell(`live, last news ${new Date().toTimeString().slice(0, 8)}`, false);
       } else if (answer.status === 304) {
         if (byId("news").classList.contains("lost")) tell("live", false);
       } else tell(await answer.text(), true);
