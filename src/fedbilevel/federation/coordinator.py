@@ -21,13 +21,14 @@ from typing import Any
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation import process, project
 from fedbilevel.federation.consent import check_run_name
-from fedbilevel.federation.server import FEDERATION_FOLDER, STUDY
+from fedbilevel.federation.server import STUDY
 from fedbilevel.federation.study import Study
+from fedbilevel.federation.wire.sites import FEDERATION_FOLDER
 from fedbilevel.storage.files import alone, write_atomically
 from fedbilevel.storage.run_folder import INFO, UNDER_WAY, RunFolder
 
 STATE = "coordinator.json"
-SERVER = "nvflare.private.fed.app.server.server_train"
+SERVER = "fedbilevel.federation.server_train"
 
 
 def check_port(port: int) -> None:
