@@ -84,7 +84,7 @@ def _compute(folder: Path, sites: list[str]) -> None:
 
     study, place = Study.read(folder / STUDY), RunFolder(folder)
     own, here = study.schema is not None, facts_of_copy()
-    transport = Sites(folder.name, sites, study.rules.deadline, study.rules.setup_deadline)
+    transport = Sites.of_job(folder.name, sites, study.rules.deadline, study.rules.setup_deadline)
     finished = place.info().get("status") == "finished"  # then only to give sites the result that were not there
     quorum = 1 if finished else study.quorum(len(sites))
     post = Post(transport)

@@ -44,24 +44,26 @@ class Site:
 
     @collab.init
     def start(self) -> None:
-        """Listen to the server of this job."""
+        """Listen to the server of FLARE's job in this process."""
         from fedbilevel.federation import join
 
         context, known = collab.fl_ctx, join.about(self.folder)
-        party = Party(self.folder / "startup", "client")
-        self.session = SitesEnd(party, known["host"], known["party"], context.get_job_id())
-        self.cell = context.get_engine().get_cell().core_cell
-        self.server = FQCN.join([FQCN.ROOT_SERVER, context.get_job_id()])
-        self.cell.set_message_interceptor(self.intercept)
-        self.channel = Channel(self.cell, self.server, self.answer)
+        job, party = context.get_job_id(), Party(self.folder / "startup", "client")
+        session = SitesEnd(party, known["host"], known["party"], job)
+        self.listen(context.get_engine().get_cell().core_cell, FQCN.join([FQCN.ROOT_SERVER, job]), session)
+
+    def listen(self, cell: Any, server: str, session: SitesEnd) -> None:
+        """Answer the cell of the server, and refuse whatever comes from other sites, on any channel of FLARE."""
+        self.own, self.session = FQCN.split(cell.get_fqcn())[0], session
+        cell.set_message_interceptor(self.intercept)
+        self.channel = Channel(cell, server, self.answer)
 
     def intercept(self, message: Message) -> Message | None:
-        """Refuse whatever comes from another site, on any channel of FLARE, before it is looked at."""
-        origin = str(message.get_header(MessageHeaderKey.ORIGIN))
-        own = FQCN.split(self.cell.get_fqcn())[0]
-        if FQCN.split(origin)[0] in (FQCN.ROOT_SERVER, own):
+        """Let pass what comes from the server, or from this site; refuse everything else, before it is looked at."""
+        caller = FQCN.split(str(message.get_header(MessageHeaderKey.ORIGIN)))[0]
+        if caller in (FQCN.ROOT_SERVER, self.own):
             return None
-        self.refuse(origin, "only the server may call a site.", len(message.payload or b""))
+        self.refuse(caller, "only the server may call a site.", len(message.payload or b""))
         return make_reply(ReturnCode.UNAUTHENTICATED, error="only the server may call a site.")
 
     def answer(self, packet: Packet) -> Packet:
@@ -75,7 +77,7 @@ class Site:
                 return Packet("session", body=self.session.accept(bytes(packet.body)))
             number, about = self.session.question(packet.head, packet.body)
         except FedbilevelError as error:
-            self.refuse(self.server, str(error), len(packet.body))
+            self.refuse(FQCN.ROOT_SERVER, str(error), len(packet.body))
             return Packet("refused", body=str(error).encode())
         try:
             answer = self.handle(bytes(packet.body), float(about["seconds"]), bool(about["setup"]))
@@ -126,23 +128,27 @@ class Site:
         return process
 
     def _ask(self, frame: Frame, seconds: float) -> bytes | bytearray:
-        process: Any = None
         try:
-            process = self._started()
+            process: Any = self._started()
             until = time.monotonic() + seconds
             write(process.stdin, frame.parts(), until)
             return read(process.stdout, until)
         except (OSError, EOFError) as error:
-            if process is not None:
-                process.kill()
-                process.wait()
+            self.end_worker()
             raise RuntimeError(
                 f"its program took longer than {seconds:g} seconds."
                 if isinstance(error, TimeoutError)
                 else "its program ended unexpectedly; see worker.log at the site."
             ) from None
 
+    def end_worker(self) -> None:
+        """End the worker; the next message starts another."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()  # what it wrote last is of no use
+
     def _start(self) -> None:
+        self.end_worker()
         again = ["again"] if self.process is not None else []
         command = [sys.executable, "-m", "fedbilevel.federation.worker", str(self.folder), *again]
         with (self.folder / "worker.log").open("ab") as log:

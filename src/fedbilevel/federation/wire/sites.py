@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from nvflare.collab import collab
@@ -21,28 +21,45 @@ BRIEFLY = 10.0  # seconds for what needs no computation
 
 
 class Sites:
-    """Sends messages to the sites of this job, sealed, and accepts answers with the seal of the site.
+    """Sends messages to the sites of a job, sealed, and accepts answers with the seal of the site.
 
     Args:
-        run: its name.
         sites: the names of all sites, in the order of their numbers.
+        sessions: with those that are in the job.
+        cells: FLARE's names for these.
+        channel: that of the server's cell.
         deadline: seconds to answer.
         setup_deadline: seconds to answer the first message of a kind, which is compiled before.
+        ended: whether the job has ended.
     """
 
-    def __init__(self, run: str, sites: list[str], deadline: float, setup_deadline: float) -> None:
-        self.sites, self.deadline, self.setup_deadline = sites, deadline, setup_deadline
+    def __init__(
+        self,
+        sites: list[str],
+        sessions: Mapping[str, ServersEnd],
+        cells: Mapping[str, str],
+        channel: Channel,
+        deadline: float = 60.0,
+        setup_deadline: float = 600.0,
+        ended: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.sites, self.sessions, self.cells, self.channel = sites, sessions, cells, channel
+        self.deadline, self.setup_deadline, self.ended = deadline, setup_deadline, ended
         self.compiled: set[tuple[int, str]] = set()  # what a site has answered once is compiled there
         self.silent: dict[str, float] = {}  # who did not answer, and when to try again
-        context = collab.fl_ctx
-        engine, job = context.get_engine(), context.get_job_id()
-        self.cells = {client.name: FQCN.join([client.get_fqcn(), job]) for client in engine.get_clients()}
-        self.channel = Channel(engine.get_cell())
-        party = Party(Path(os.environ[FEDERATION_FOLDER]) / "server" / "startup", "server")
-        self.sessions = {name: ServersEnd(party, run, job, name) for name in self.cells}
-        self.there = set(self.cells)
+        self.there = set(cells)
         self.refused: dict[str, str] = {}  # why there is no session with a site
-        self._begin(list(self.cells), BRIEFLY)
+        self._begin(list(cells), BRIEFLY)
+
+    @staticmethod
+    def of_job(run: str, sites: list[str], deadline: float, setup_deadline: float) -> "Sites":
+        """Those of the job that FLARE runs in this process."""
+        engine, job = collab.fl_ctx.get_engine(), collab.fl_ctx.get_job_id()
+        cells = {client.name: FQCN.join([client.get_fqcn(), job]) for client in engine.get_clients()}
+        party = Party(Path(os.environ[FEDERATION_FOLDER]) / "server" / "startup", "server")
+        sessions = {name: ServersEnd(party, run, job, name) for name in cells}
+        channel = Channel(engine.get_cell())
+        return Sites(sites, sessions, cells, channel, deadline, setup_deadline, lambda: collab.is_aborted)
 
     def _begin(self, names: list[str], seconds: float) -> None:
         """Begin the sessions with some sites."""
@@ -84,7 +101,7 @@ class Sites:
             except FedbilevelError as error:
                 answers[number] = str(error)
                 self.silent[name] = 0.0
-        if collab.is_aborted:  # nobody's fault
+        if self.ended():  # nobody's fault
             raise RuntimeError("the job was ended; the run continues with the next one.")
         return answers
 
@@ -98,7 +115,7 @@ class Sites:
         limits: dict[str, float] = seconds if isinstance(seconds, dict) else dict.fromkeys(questions, seconds)
         cells = {self.cells[name]: name for name in questions}
         asked = {cell: questions[name] for cell, name in cells.items()}
-        found = self.channel.ask(asked, {cell: limits[name] for cell, name in cells.items()}, lambda: collab.is_aborted)
+        found = self.channel.ask(asked, {cell: limits[name] for cell, name in cells.items()}, self.ended)
         return {cells[cell]: answer for cell, answer in found.items()}
 
     def _reachable(self, name: str) -> bool:
