@@ -53,7 +53,7 @@ def federation(folder: Path) -> tuple[dict[str, Any], Path]:
     try:
         for party in parties:
             name = party["name"]
-            kit = [str(project.kit(home, name)), "--data", "builtin", "--largest-upload", "1000"]
+            kit = [str(project.kit(home, name)), "--data", "builtin", "--largest-upload", "1000", "--approve"]
             children.append(child(["join", *kit, "--folder", str(folder / name)], folder / f"{name}.log"))
         run = coordinator.want(home, folder / "study.toml", "bench")
         while (info := RunFolder(run).info()).get("status") not in ("finished", "failed"):

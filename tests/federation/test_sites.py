@@ -19,6 +19,21 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import fedbilevel as fb
+from fedbilevel.engines.messaging.protocol import (
+    Commit,
+    Echo,
+    Evaluate,
+    Failed,
+    Finish,
+    Hello,
+    Join,
+    Message,
+    Prepare,
+    Reveal,
+    Run,
+    pack,
+    unpack,
+)
 from fedbilevel.engines.messaging.server import Messaging
 from fedbilevel.engines.participation import Everyone
 from fedbilevel.engines.plan import trace
@@ -38,7 +53,7 @@ from fedbilevel.federation.study import (
     site_task,
     site_weights,
 )
-from fedbilevel.federation.worker import Settings, Worker
+from fedbilevel.federation.worker import SECRET, Settings, Worker
 from fedbilevel.storage.arrays import decode, encode
 from fedbilevel.storage.run_folder import RunFolder
 from fedbilevel.tasks.sites import divided, together
@@ -378,6 +393,76 @@ def test_messages_have_an_order(tmp_path: Path) -> None:
     assert decode(worker.handle(encode(later[0], facts)))[0] == prepared
     for message in ({**later[0], "id": 1}, {**sites.hello, "run": "another"}, later[3]):
         assert "error" in decode(worker.handle(encode(message, facts)))[0]
+
+
+ANYTHING: tuple[Message, ...] = (
+    Hello("another", "", facts_of_copy(), 3),
+    Prepare(1, 1.0, 3),
+    Join("another", "s", False, False),
+    Run("round.0", "train", "", "run", "s", 0, -1, 0, {}, {}, {}),
+    Commit("s", 0, 0, 0, {}, {}, []),
+    Evaluate(0),
+    Reveal(0, {}),
+    Finish(0),
+    Echo(),
+)
+"""One message of every kind, none of which fits into a run."""
+IN_ORDER: dict[str, set[type[Message]]] = {
+    "": {Hello},
+    "hello": {Hello, Prepare, Echo},
+    "prepare": {Hello, Prepare, Echo, Join},
+    "join": {type(message) for message in ANYTHING},
+    "finish": {Finish},
+}
+
+
+def test_messages_out_of_order_are_refused_and_change_nothing(tmp_path: Path) -> None:
+    """At every step of a run, every kind of message is tried that has no place there, and a second run."""
+    wanted = study(tmp_path, run={"rounds": 2})
+
+    class Disorder(Sites):
+        step, tried = "", 0
+
+        def ask(self, messages: Any, kind: str) -> dict[int, bytes | str]:
+            for number in messages:
+                self.disturb(self.workers[number])
+            answers = super().ask(messages, kind)
+            self.step = kind if kind in IN_ORDER else self.step
+            return answers
+
+        def disturb(self, worker: Worker) -> None:
+            for message in ANYTHING:
+                answer, arrays = unpack(worker.handle(pack(message, {})))
+                if isinstance(message, Commit | Evaluate | Finish | Reveal) and type(message) in IN_ORDER[self.step]:
+                    continue  # in order, whatever becomes of it
+                assert isinstance(answer, Failed), (self.step, message)
+                assert not arrays
+                late = f"it cannot answer '{message.action}' now."
+                assert (answer.error == late) == (type(message) not in IN_ORDER[self.step]), answer
+                self.tried += 1
+
+    (tmp_path / "calm").mkdir()
+    calm, disturbed = Sites(tmp_path / "calm", wanted), Disorder(tmp_path, wanted)
+    results = []
+    for sites in (calm, disturbed):
+        for worker in sites.workers:  # the same rows for training
+            (worker.folder / SECRET).write_text("secret")
+        for worker in disturbed.workers if sites is disturbed else ():
+            for step in ("", "hello"):
+                disturbed.step = step
+                disturbed.disturb(worker)
+                if not step:
+                    worker.handle(encode(sites.hello, {}))
+        engine, _ = sites.set_up(wanted)
+        disturbed.step = "prepare"
+        state = engine.advance(engine.start(0), 2)
+        assert engine.finish(state) == {}
+        results.append(engine.solution(state))
+    for worker in disturbed.workers:
+        disturbed.disturb(worker)
+    assert disturbed.tried > 100
+    np.testing.assert_array_equal(*(x for x, _ in results))
+    np.testing.assert_array_equal(*(y["weights"] for _, y in results))
 
 
 def test_what_was_not_approved_is_refused_and_not_stored(tmp_path: Path) -> None:

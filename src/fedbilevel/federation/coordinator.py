@@ -22,9 +22,10 @@ from typing import Any
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation import flare_files, logs, presence, process, project, service
 from fedbilevel.federation.consent import check_run_name, digest
-from fedbilevel.federation.server import FEDERATION_FOLDER, STUDY
+from fedbilevel.federation.server import STUDY
 from fedbilevel.federation.steadiness import Steadiness
 from fedbilevel.federation.study import Study
+from fedbilevel.federation.wire.sites import FEDERATION_FOLDER
 from fedbilevel.storage.files import alone
 from fedbilevel.storage.run_folder import INFO, UNDER_WAY, RunFolder
 

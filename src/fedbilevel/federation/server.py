@@ -17,10 +17,8 @@ from typing import Any
 from nvflare.collab import collab
 
 from fedbilevel.federation.ledger import EXCHANGES
+from fedbilevel.federation.wire.sites import FEDERATION_FOLDER, Sites
 
-FEDERATION_FOLDER = "FEDBILEVEL_FEDERATION"
-"""The environment variable with the folder of the federation."""
-OFFLINE = "it is offline."
 STUDY = "study.toml"
 
 
@@ -66,60 +64,6 @@ class Server:
             raise
 
 
-class Sites:
-    """The sites of this job, as a transport of messages."""
-
-    def __init__(self, sites: list[str], deadline: float, setup_deadline: float) -> None:
-        self.sites, self.deadline, self.setup_deadline = sites, deadline, setup_deadline
-        self.there = {proxy.name for proxy in collab.clients}
-        self.compiled: set[tuple[int, str]] = set()  # what a site has answered once is compiled there
-        self.silent: dict[str, float] = {}  # who did not answer, and when to try again
-
-    def ask(self, messages: Mapping[int, bytes], kind: str) -> dict[int, bytes | str]:
-        """Send each site its message at the same time."""
-        method = "setup" if kind in ("hello", "prepare", "join") else "handle"
-        waiting, answers = {}, {}
-        for number, message in messages.items():
-            name = self.sites[number]
-            if name not in self.there or not self._reachable(name):
-                answers[number] = OFFLINE
-                continue
-            # The first message of a kind is compiled before it is answered.
-            seconds = self.deadline if method == "handle" and (number, kind) in self.compiled else self.setup_deadline
-            group = collab.get_clients([name])(blocking=False, timeout=seconds + 5.0)
-            waiting[number] = getattr(group, method)(message, seconds)
-        for number, queue in waiting.items():
-            name = self.sites[number]
-            found = [answer for _, answer in queue]
-            if found and isinstance(found[0], bytes):
-                answers[number] = found[0]
-                self.compiled.add((number, kind))
-            else:
-                failure = queue.failures.get(name)
-                answers[number] = _reason(failure) if failure is not None else "it did not answer."
-                self.silent[name] = 0.0
-        if collab.is_aborted:  # nobody's fault
-            raise RuntimeError("the job was ended; the run continues with the next one.")
-        return answers
-
-    def _reachable(self, name: str) -> bool:
-        """Whether a site that did not answer is back; this does not keep the others waiting long."""
-        if name in self.silent and time.monotonic() >= self.silent[name]:
-            if list(collab.get_clients([name])(blocking=True, timeout=1.0).ping() or ()):
-                del self.silent[name]
-            else:
-                self.silent[name] = time.monotonic() + 10.0
-        return name not in self.silent
-
-
-def _reason(failure: Any) -> str:
-    cause = getattr(failure, "cause", None) or failure
-    text = str(cause).strip().splitlines()[0] if str(cause).strip() else "it did not answer."
-    if isinstance(cause, TimeoutError):
-        return "it did not answer in time."
-    return text
-
-
 def _compute(folder: Path, sites: list[str]) -> None:
     import numpy as np
 
@@ -143,7 +87,7 @@ def _compute(folder: Path, sites: list[str]) -> None:
 
     study, place = Study.read(folder / STUDY), RunFolder(folder)
     own, here = study.schema is not None, facts_of_copy()
-    transport = Sites(sites, study.rules.deadline, study.rules.setup_deadline)
+    transport = Sites.of_job(folder.name, sites, study.rules.deadline, study.rules.setup_deadline)
     finished = place.info().get("status") == "finished"  # then only to give sites the result that were not there
     quorum = 1 if finished else study.quorum(len(sites))
     post = Post(transport)

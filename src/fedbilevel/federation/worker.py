@@ -1,23 +1,25 @@
 """A site's compiled program, in a process of its own: if it crashes or hangs, it is restarted.
 
-It reads messages from its standard input and writes answers to its standard output, each preceded by its length. The
-messages have an order: ``hello`` (a study; the answer is a summary of the site's rows, if the site agrees), ``prepare``
-(sums over all sites; the answer is a hash of everything that will be exchanged), ``join``, and those of the run, which
-go to :class:`fedbilevel.engines.messaging.party.Party`. A worker serves one run: another ``hello`` is refused.
+It reads messages from its standard input and writes answers to its standard output (``wire/pipes.py``). ``site.py`` has
+made sure that the server sent them. They have an order: ``hello`` (a study; the answer is a summary of the site's rows,
+if the site agrees), ``prepare`` (sums over all sites; the answer is a hash of everything that will be exchanged),
+``join``, those of the run, which go to :class:`fedbilevel.engines.messaging.party.Party`, and ``finish``. A message out
+of order is refused. A worker serves one run: another ``hello`` is refused.
 """
 
+import contextlib
 import json
 import os
 import secrets
-import struct
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from fedbilevel.federation.consent import Consent, Limits, Refusals, check_run_name, digest
 from fedbilevel.federation.ledger import LEDGER, Ledger, described, owner
+from fedbilevel.federation.wire.pipes import Frame, receive, send
 
 SETTINGS, SECRET = "site.json", "secret"
 Arrays = Mapping[str, Any]
@@ -59,23 +61,6 @@ class Settings:
         return Settings(**{**known, "consent": Consent.of(known["consent"])})
 
 
-def receive(stream: BinaryIO) -> bytes | None:
-    """The next message; None at the end."""
-    head = stream.read(8)
-    if len(head) < 8:
-        return None
-    (length,) = struct.unpack("<Q", head)
-    body = stream.read(length)
-    return body if len(body) == length else None
-
-
-def send(stream: BinaryIO, message: bytes) -> None:
-    """Write a message, preceded by its length."""
-    stream.write(struct.pack("<Q", len(message)))
-    stream.write(message)
-    stream.flush()
-
-
 class Worker:
     """The program of a site."""
 
@@ -89,9 +74,21 @@ class Worker:
         self.prepared: Any = None
         self.told: tuple[Answer, Answer] = ((None, {}), (None, {}))  # its answers to these two
         self.run, self.clients = "", 0
+        self.joined = self.finished = False
+        self.caller, self.session = "server", ""  # who sent the message, and for which run
 
-    def handle(self, message: bytes, caller: str = "") -> bytes:
-        """Answer a message of a caller, and note in the ledger what is sent."""
+    def serve(self, frame: Frame) -> bytes | None:
+        """Answer what came through the pipe; a call that was refused before is only logged."""
+        self.caller, self.session = frame.caller, frame.run
+        if frame.refused:
+            entry = {"action": "", "bytes_in": frame.size, "bytes_out": 0, "left": {}, "error": frame.refused}
+            with contextlib.suppress(OSError):
+                self.ledger.note({"run": self.session, "method": "", "round": -1, **entry}, self.caller, refused=True)
+            return None
+        return self.handle(frame.message)
+
+    def handle(self, message: bytes) -> bytes:
+        """Answer a message, and note in the ledger what is sent."""
         from fedbilevel.engines.messaging.protocol import Failed, failed, handle
 
         handled, most = handle(message, self._handlers()), self.settings.limits.largest_upload
@@ -104,7 +101,7 @@ class Worker:
                 handled.message, Failed(f"its answer has {size:.1f} MB, but it sends at most {most:g} MB.")
             )
         try:
-            self._noted(handled, len(message), caller)
+            self._noted(handled, len(message))
         except OSError as error:  # nothing leaves that is not in the ledger
             said = f"it cannot write its ledger ({error.strerror}): free space or make its folder writable."
             handled = failed(handled.message, Failed(said))
@@ -114,16 +111,29 @@ class Worker:
         """Who answers what, at this point of the order."""
         from fedbilevel.engines.messaging.protocol import Echo, Finish, Hello, Join, Prepare
 
-        if self.agreed is None:
-            return {Hello: self._hello}
-        setup = {Hello: self._hello, Prepare: self._prepare, Echo: self._echo}
-        if self.party is None:
-            return setup
-        of_run = self.party.handlers
-        join = of_run[Join]
+        known: dict[Any, Any] = {Hello: self._hello}
+        if self.agreed is not None:
+            known |= {Prepare: self._prepare, Echo: self._echo}
+        if self.party is not None:
+            known |= {Join: self._join}
+        if self.finished:
+            known = {Finish: self._finish}  # its answer may not have arrived
+        elif self.joined:
+            known |= {**self.party.handlers, Join: self._join, Finish: self._finish}
+        return known
+
+    def _join(self, message: Any, arrays: Arrays) -> Answer:
+        """Take part from now on, in the run that it agreed to."""
+        from fedbilevel.engines.messaging.protocol import Join
+        from fedbilevel.errors import FedbilevelError
+
+        if message.run != self.run:
+            raise FedbilevelError("this is not the run it agreed to.")
+        assert self.party is not None
         # With "again", another worker was told this, and has kept something since.
-        of_run[Join] = lambda message, arrays: join(replace(message, again=self.again), arrays)
-        return {**setup, **of_run, Finish: self._finish}
+        answer = self.party.handlers[Join](replace(message, again=self.again), arrays)
+        self.joined = True
+        return answer
 
     def _echo(self, message: Any, arrays: Arrays) -> Answer:
         """Send the arrays back, to measure the network, in a study that says so."""
@@ -144,6 +154,8 @@ class Worker:
             if message == self.agreed:  # the answer did not arrive
                 return self.told[0]
             raise FedbilevelError("it takes part in another run.")
+        if self.session not in ("", message.run):
+            raise FedbilevelError("this is not the run of the session.")
         if reason := study.difference(message.copy, study.facts_of_copy()):
             raise FedbilevelError(reason)  # about installed programs only
         refusals = Refusals(self.folder)
@@ -247,9 +259,10 @@ class Worker:
             self.folder / "runs" / self.run / "solution.safetensors", encode({"round": message.round}, found)
         )
         write_atomically(self.folder / "runs" / self.run / "compiled.json", json.dumps(TRACED).encode())
+        self.finished = True
         return Done(), {}
 
-    def _noted(self, handled: Any, bytes_in: int, caller: str) -> None:
+    def _noted(self, handled: Any, bytes_in: int) -> None:
         """A line for one message: what was received and sent, and errors in full, which stay at the site."""
         message = handled.message
         entry = {
@@ -262,7 +275,7 @@ class Worker:
             "left": described(handled.arrays),
             "error": handled.problem,
         }
-        self.ledger.note(entry, caller, refused=bool(handled.problem))
+        self.ledger.note(entry, self.caller, refused=bool(handled.problem))
 
 
 def main() -> None:
@@ -273,8 +286,9 @@ def main() -> None:
     os.dup2(2, 1)  # what is printed goes to the log
     compiled.enable()
     worker = Worker(Path(sys.argv[1]), again="again" in sys.argv[2:])
-    while (message := receive(sys.stdin.buffer)) is not None:
-        send(answers, worker.handle(message))
+    while (frame := receive(sys.stdin.buffer)) is not None:
+        if (answer := worker.serve(frame)) is not None:
+            send(answers, answer)
 
 
 if __name__ == "__main__":

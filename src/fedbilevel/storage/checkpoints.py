@@ -107,8 +107,11 @@ class Checkpoints:
 def _checked(header: Mapping[str, Any]) -> tuple[list[dict[str, Any]], float]:
     """The history and the seconds of a checkpoint."""
     history, seconds = header.get("history"), header.get("seconds")
-    rows = isinstance(history, list) and all(isinstance(row, dict) for row in history)
-    if "run" not in header or not rows or type(seconds) not in (int, float) or not 0 <= seconds < 1e12:
+    if (
+        "run" not in header
+        or not (isinstance(history, list) and all(isinstance(row, dict) for row in history))
+        or not (isinstance(seconds, int | float) and 0 <= seconds < 1e12)
+    ):
         raise FedbilevelError("it is not a checkpoint of fedbilevel.")
     return history, float(seconds)
 
