@@ -108,8 +108,11 @@ class Coordinator:
         except FedbilevelError:
             raise
         except Exception as error:  # look again: a coordinator serves for weeks
-            self._report(error)
-            self._close()
+            if isinstance(error, OSError) and error.errno in CANNOT_WRITE:
+                self._cannot_write(str(error.strerror))
+            else:
+                self._report(error)
+                self._close()
 
     def _start_server(self) -> None:
         if self.server is not None:
@@ -126,13 +129,14 @@ class Coordinator:
         )  # fmt: skip
         self.say(f"the server is listening on {self.project.host}:{self.project.port}.")
 
+    def _cannot_write(self, why: str) -> None:
+        """Say it once."""
+        if self.obstacle != why:
+            self.obstacle, place = why, f"nothing can be saved in {self.folder} ({why})"
+            self.say(f"{place}: free space, or make the folder writable. Runs go on when that is done.")
+
     def _report(self, error: Exception) -> None:
         """Log an error; show it once, unless it only means that FLARE's server is starting or gone."""
-        if isinstance(error, OSError) and error.errno in CANNOT_WRITE:
-            if self.obstacle != (obstacle := f"nothing can be saved in {self.folder} ({error.strerror})"):
-                self.obstacle = obstacle
-                self.say(f"{obstacle}: free space, or make the folder writable. Runs go on when that is done.")
-            return
         expected = isinstance(error, OSError) or type(error).__module__.startswith("nvflare")
         logging.getLogger(__name__).warning("%s: %s", time.ctime(), error, exc_info=None if expected else error)
         problem = f"{type(error).__name__}: {error}"
