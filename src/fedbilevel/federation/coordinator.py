@@ -222,6 +222,7 @@ class Coordinator:
             word = "is back" if back else "was revoked"
             self.say(f"{who} {word}: {run} continues from its last round with a new job.")
             self.session.abort_job(job)
+            self.next_look = time.monotonic() + 30.0  # that takes a while
 
     def _pause(self, run: str, info: dict[str, Any]) -> None:
         """Wait before the next job of a run, longer each time if the one before did not get anywhere."""
