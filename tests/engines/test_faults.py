@@ -138,7 +138,7 @@ def test_a_client_that_loses_what_it_computed_sends_everybody_back(kind: str, ho
     assert lost[0] > 0
     assert largest_difference((result.x, result.y), simulated(kind, 5)) < TOLERANCE
     assert not servers[0].failures
-    assert servers[0]._sent_back == {0: {3}}
+    assert servers[0].returns.before == {0: {3}}
     assert [row["round"] for row in result.history] == [0, 2, 4, 5]
 
 
@@ -260,7 +260,7 @@ def test_a_client_makes_the_others_go_back_only_so_often(tmp_path: Path) -> None
 
     result, (server,) = run(whole, tmp_path, Fault(), rounds=8, prepare=prepare)
     assert result.metrics["round"] == 8
-    assert len(server._sent_back[0]) == 3
+    assert len(server.returns.before[0]) == 3
     assert {failure.client for failure in server.failures} == {0}
 
 
@@ -300,6 +300,24 @@ def test_a_disk_that_is_full_for_a_while(whose: str, how: str, tmp_path: Path) -
         result, servers = run(whole, tmp_path, Fault(), rounds=5)
         assert largest_difference((result.x, result.y), simulated("fedbioacc-local", 5)) < TOLERANCE
         assert not servers[0].failures
+
+
+@pytest.mark.parametrize("kind", LASTING)
+def test_a_client_that_cannot_join_joins_later(kind: str, tmp_path: Path) -> None:
+    """Its disk is full when the others begin. It takes part when there is space."""
+    with small_disk(tmp_path / "client 1") as disk:
+        task, algorithm, cohort = case(kind)
+        engine = Fragile((task, algorithm, cohort), tmp_path, Fault())
+        engine.quorum = 1
+        disk.fill()
+        state = engine.advance(engine.start(3), 2)
+        assert {failure.client for failure in engine.failures} == {1}
+        disk.free()
+        engine.failures.clear()
+        state = engine.advance(state, 3)
+        assert not engine.failures
+        engine.solution(state)
+        assert [party.kept[-1].round for party in engine.parties] == [5, 5]
 
 
 def test_one_client_whose_disk_is_full_for_a_while(tmp_path: Path) -> None:

@@ -21,8 +21,9 @@ from typing import Any
 
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation import process, project
+from fedbilevel.federation.attendance import Attendance
 from fedbilevel.federation.consent import check_run_name
-from fedbilevel.federation.presence import Presence
+from fedbilevel.federation.job import write_job
 from fedbilevel.federation.server import FEDERATION_FOLDER, STUDY
 from fedbilevel.federation.study import Study
 from fedbilevel.storage.files import alone, write_atomically
@@ -75,7 +76,7 @@ class Coordinator:
         self.job: tuple[str, str, frozenset[str]] | None = None  # its id, its run, who is in it
         self.revoked: set[str] = set()
         self.seen: list[str] = []
-        self.presence = Presence()
+        self.attendance = Attendance()
         self.waiting_since: dict[str, float] = {}  # of runs
         self.paused_until: dict[str, float] = {}
         self.next_look = 0.0
@@ -118,7 +119,7 @@ class Coordinator:
         if self.server is not None:
             self.say("the server stopped unexpectedly; restarting it.")
         self._close()
-        self.presence.forget()
+        self.attendance.forget()
         self.job = None
         self.server = process.start(
             SERVER,
@@ -164,7 +165,7 @@ class Coordinator:
             if name not in connected:
                 self.say(f"{name} is offline.")
         self.seen = connected
-        self.presence.see(connected)
+        self.attendance.see(connected)
         if self.job is not None:
             self._watch(*self.job)
             return
@@ -212,9 +213,14 @@ class Coordinator:
         if known != "running" or time.monotonic() < self.next_look:
             return
         self.next_look = time.monotonic() + 2.0
-        allowed, sites = set(self.project.sites), set(folder.info().get("sites", ()))
+        info = folder.info()
+        for name in members.intersection(info.get("unable", ())):  # not in this job, but perhaps in the next one
+            self.attendance.missed(name)
+            members -= {name}
+            self.job = (job, run, members)
+        allowed, sites = set(self.project.sites), set(info.get("sites", ()))
         idle = {each["client_name"] for each in self.session.get_client_job_status() if each.get("status") == "no_jobs"}
-        steady = {name for name in self.seen if self.presence.steady(name)}
+        steady = {name for name in self.seen if self.attendance.steady(name)}
         back = allowed & sites & steady & (idle | (steady - members))
         gone = members - allowed
         if back or gone:
@@ -252,7 +258,7 @@ class Coordinator:
         there = self._counted_on([name for name in sites if name in allowed], quorum)
         began = self.waiting_since.setdefault(run, time.monotonic())
         waits = [name for name in sites if name not in there and name in allowed]
-        before = [name for name in waits if name in known.get("there", sites) and self.presence.awaited(name)]
+        before = [name for name in waits if name in known.get("there", sites) and self.attendance.awaited(name)]
         enough = len(there) >= quorum
         if time.monotonic() < self.paused_until.get(run, 0.0):
             return False
@@ -269,8 +275,8 @@ class Coordinator:
 
     def _counted_on(self, sites: list[str], quorum: int) -> list[str]:
         """The sites for a job: those that are likely to stay, and others only if it cannot be done without them."""
-        there = {name for name in sites if self.presence.steady(name)}
-        since = self.presence.since
+        there = {name for name in sites if self.attendance.steady(name)}
+        since = self.attendance.since
         others = sorted((name for name in sites if name in since and name not in there), key=lambda name: since[name])
         return [name for name in sites if name in there or name in others[: max(0, quorum - len(there))]]
 
@@ -285,7 +291,7 @@ class Coordinator:
         place = RunFolder(self.folder / "runs" / run)
         known = place.info()
         tried = dict(known.get("deliveries", {}))
-        there = [name for name in missing if self.presence.steady(name) and tried.get(name, 0) < 3]
+        there = [name for name in missing if self.attendance.steady(name) and tried.get(name, 0) < 3]
         if not there:
             return False
         place.note(deliveries={**tried, **{name: tried.get(name, 0) + 1 for name in there}})
@@ -341,50 +347,6 @@ def want(folder: Path, study: Path, name: str) -> Path:
     # The last one in the queue, even if the clock was set back.
     RunFolder(run).enter("wanted", asked=max(time.time(), last + 1e-3), name=name)
     return run
-
-
-def write_job(package: Path, run: str, sites: list[str], there: list[str], study: Study) -> None:
-    """Write a job for FLARE: names of installed classes and their arguments, no code."""
-    shutil.rmtree(package, ignore_errors=True)
-    config = package / "app" / "config"
-    config.mkdir(parents=True)
-    meta = {
-        "name": run,
-        "resource_spec": {},
-        "min_clients": min(len(there), study.quorum(len(sites))),  # fewer where a result is delivered
-        "deploy_map": {"app": ["server", *there]},
-    }
-    (package / "meta.json").write_text(json.dumps(meta, indent=1))
-    at_server = {
-        "format_version": 2,
-        "np_download_chunk_size": 0,
-        "workflows": [
-            {
-                "id": "controller",
-                "path": "nvflare.collab.runtime.controller.CollabController",
-                "args": {"server_obj_id": "server", "sync_task_timeout": 120},
-            }
-        ],
-        "components": [
-            {"id": "server", "path": "fedbilevel.federation.server.Server", "args": {"run": run, "sites": sites}}
-        ],
-    }
-    at_site = {
-        "format_version": 2,
-        "np_download_chunk_size": 0,
-        "executors": [
-            {
-                "tasks": ["*"],
-                "executor": {
-                    "path": "nvflare.collab.runtime.executor.CollabExecutor",
-                    "args": {"client_obj_id": "site"},
-                },
-            }
-        ],
-        "components": [{"id": "site", "path": "fedbilevel.federation.site.Site", "args": {}}],
-    }
-    (config / "config_fed_server.json").write_text(json.dumps(at_server, indent=1))
-    (config / "config_fed_client.json").write_text(json.dumps(at_site, indent=1))
 
 
 def stop(folder: Path) -> bool:
