@@ -18,7 +18,6 @@ from fedbilevel.engines.messaging.protocol import Run
 from fedbilevel.engines.participation import Everyone, Uniform
 from fedbilevel.engines.simulation import Simulation
 from fedbilevel.errors import FedbilevelWarning, NoQuorum
-from fedbilevel.storage.arrays import decode
 from helpers import largest_difference, sample_weights, small_disk
 
 KINDS = ["fedbioacc", "fedbioacc-local", "fedmsa", "private", "primal-dual", "commfedbio"]
@@ -139,7 +138,7 @@ def test_a_client_that_loses_what_it_computed_sends_everybody_back(kind: str, ho
     assert lost[0] > 0
     assert largest_difference((result.x, result.y), simulated(kind, 5)) < TOLERANCE
     assert not servers[0].failures
-    assert servers[0]._sent_back == {0: {3}}
+    assert servers[0].returns.before == {0: {3}}
     assert [row["round"] for row in result.history] == [0, 2, 4, 5]
 
 
@@ -261,30 +260,25 @@ def test_a_client_makes_the_others_go_back_only_so_often(tmp_path: Path) -> None
 
     result, (server,) = run(whole, tmp_path, Fault(), rounds=8, prepare=prepare)
     assert result.metrics["round"] == 8
-    assert len(server._sent_back[0]) == 3
+    assert len(server.returns.before[0]) == 3
     assert {failure.client for failure in server.failures} == {0}
 
 
 def test_a_client_whose_disk_is_wiped_is_left_out_with_a_sentence(tmp_path: Path) -> None:
-    lost: list[str] = []
-
-    def prepare(server: Fragile) -> None:
-        def before(client: int, message: Any) -> None:
-            if not lost and client == 0 and isinstance(message, Run) and message.base == 2:
-                lost.append("once")
-                shutil.rmtree(tmp_path / "clients" / "client 0")
-                server.restart(0)
-
-        server.before = before
-
-    result, servers = run(case("fedbioacc-local"), tmp_path, Fault(), rounds=4, prepare=prepare)
-    assert result.metrics["round"] == 4
-    assert {failure.client for failure in servers[0].failures} == {0}
-    assert "its saved state of this run is lost (it should have round 2): restore" in servers[0].failures[0].reason
-    later = Fragile(case("fedbioacc-local"), tmp_path / "clients", Fault())  # the next job does without it, too
-    shutil.rmtree(tmp_path / "clients" / "client 0")
-    _, saved = decode(fb.Checkpoints(tmp_path / "server").files()[0].read_bytes())
-    later.restore(saved)
+    """It must not begin again in the middle of a run, neither now nor with a later server."""
+    whole = case("fedbioacc-local")
+    engine = Fragile(whole, tmp_path, Fault())
+    engine.quorum = 1
+    state = engine.advance(engine.start(3), 3)
+    shutil.rmtree(tmp_path / "client 0")
+    engine.restart(0)
+    state = engine.advance(state, 2)
+    assert state.round == 5
+    assert {failure.client for failure in engine.failures} == {0}
+    assert "its saved state of this run is lost (it should have round 2): restore" in engine.failures[0].reason
+    later = Fragile(whole, tmp_path, Fault())
+    later.quorum = 1
+    later.restore(engine.arrays(state))
     assert [(failure.client, failure.method) for failure in later.failures] == [(0, "join")]
 
 
@@ -297,7 +291,7 @@ def test_a_disk_that_is_full_for_a_while(whose: str, how: str, tmp_path: Path) -
         run(whole, tmp_path, Fault(), rounds=2)
         getattr(disk, how)()
         if whose == "clients":
-            with pytest.raises(NoQuorum, match=r"client 0 could not join: it cannot use its files \((No sp|Read-only)"):
+            with pytest.raises(NoQuorum, match=r"it cannot use its files \((No space left|Read-only)"):
                 once(whole, tmp_path, 5)
         else:
             with pytest.raises(OSError, match=r"No space left on device|Read-only"):
@@ -306,6 +300,24 @@ def test_a_disk_that_is_full_for_a_while(whose: str, how: str, tmp_path: Path) -
         result, servers = run(whole, tmp_path, Fault(), rounds=5)
         assert largest_difference((result.x, result.y), simulated("fedbioacc-local", 5)) < TOLERANCE
         assert not servers[0].failures
+
+
+@pytest.mark.parametrize("kind", LASTING)
+def test_a_client_that_cannot_join_joins_later(kind: str, tmp_path: Path) -> None:
+    """Its disk is full when the others begin. It takes part when there is space."""
+    with small_disk(tmp_path / "client 1") as disk:
+        task, algorithm, cohort = case(kind)
+        engine = Fragile((task, algorithm, cohort), tmp_path, Fault())
+        engine.quorum = 1
+        disk.fill()
+        state = engine.advance(engine.start(3), 2)
+        assert {failure.client for failure in engine.failures} == {1}
+        disk.free()
+        engine.failures.clear()
+        state = engine.advance(state, 3)
+        assert not engine.failures
+        engine.solution(state)
+        assert [party.kept[-1].round for party in engine.parties] == [5, 5]
 
 
 def test_one_client_whose_disk_is_full_for_a_while(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from fedbilevel.engines.messaging.server import Messaging
 from fedbilevel.engines.participation import Everyone
 from fedbilevel.engines.plan import trace
 from fedbilevel.engines.program import Program
-from fedbilevel.federation import cli, coordinator, join, project, schema, setup, steadiness
+from fedbilevel.federation import attendance, cli, coordinator, join, project, schema, setup
 from fedbilevel.federation.consent import MOST_REFUSALS, Consent, Limits, Rules, check_run_name, digest
 from fedbilevel.federation.engine import Federation, metrics_of
 from fedbilevel.federation.ledger import LEDGER
@@ -710,7 +710,8 @@ def test_a_party_that_was_added_does_not_disturb_a_run(tmp_path: Path) -> None:
     serving._watch("job", "r", frozenset(["a", "b"]))
     assert not serving.session.aborted
     serving.next_look = 0.0
-    serving._watch("job", "r", frozenset(["a"]))  # but b, which is in the run, is back
+    for _ in range(3):  # it takes a while until the job has ended
+        serving._watch("job", "r", frozenset(["a"]))  # but b, which is in the run, is back
     assert serving.session.aborted == ["job"]
 
 
@@ -835,7 +836,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        for module in (coordinator, steadiness):
+        for module in (coordinator, attendance):
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now, time=time.time))
 
 
@@ -894,7 +895,7 @@ def test_a_site_without_which_there_is_no_quorum_is_taken_as_it_is(
 def test_who_was_there_when_the_server_stopped_has_a_clean_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, seen = Clock(monkeypatch), steadiness.Steadiness()
+    clock, seen = Clock(monkeypatch), attendance.Attendance()
     seen.see(["a"])
     seen.forget()
     seen.see([])
@@ -903,8 +904,26 @@ def test_who_was_there_when_the_server_stopped_has_a_clean_record(
     seen.see([])
     seen.see(["a"])
     assert not seen.steady("a")
-    clock.now += steadiness.FIRST
+    clock.now += attendance.FIRST
     assert seen.steady("a")
+
+
+def test_a_site_that_could_not_set_up_is_asked_again_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its disk was full, say, or it took too long. Less and less often."""
+    home, serving = made(tmp_path)
+    clock, serving.session = Clock(monkeypatch), Jobs()
+    (home / "runs" / "r" / "study.toml").write_text(study(tmp_path).text)
+    run = RunFolder(home / "runs" / "r")
+    run.enter("wanted", asked=1.0)
+    run.note(unable=["c"])
+    hour(serving, clock, lambda second: ["a", "b", "c"])
+    assert 5 < len(serving.session.submitted) < 16
+    run.note(unable=[])
+    serving.session.submitted.clear()
+    hour(serving, clock, lambda second: ["a", "b", "c"])
+    assert len(serving.session.submitted) <= 1
+    assert serving.job is not None
+    assert serving.job[2] == {"a", "b", "c"}
 
 
 def test_a_run_whose_sites_were_revoked_ends_with_a_sentence(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ submitted again, and continues from the last checkpoint. If this process dies, r
 import contextlib
 import errno
 import io
-import json
 import logging
 import os
 import shutil
@@ -21,9 +20,10 @@ from typing import Any
 
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation import flare_files, logs, presence, process, project, service
+from fedbilevel.federation.attendance import Attendance
 from fedbilevel.federation.consent import check_run_name, digest
+from fedbilevel.federation.job import write_job
 from fedbilevel.federation.server import STUDY
-from fedbilevel.federation.steadiness import Steadiness
 from fedbilevel.federation.study import Study
 from fedbilevel.federation.wire.sites import FEDERATION_FOLDER
 from fedbilevel.storage.files import alone
@@ -67,7 +67,7 @@ class Coordinator:
         self.job: tuple[str, str, frozenset[str]] | None = None  # its id, its run, who is in it
         self.excluded: frozenset[str] = frozenset()
         self.seen: list[str] = []
-        self.steadiness = Steadiness()
+        self.attendance = Attendance()
         self.since: dict[str, float] = {}  # when a site came or went
         self.began = time.time()
         self.waiting_since: dict[str, float] = {}  # of runs
@@ -104,14 +104,17 @@ class Coordinator:
         except FedbilevelError:
             raise
         except Exception as error:  # look again: a coordinator serves for weeks
-            self._report(error)
-            self._close()
+            if isinstance(error, OSError) and error.errno in CANNOT_WRITE:
+                self._cannot_write(str(error.strerror))
+            else:
+                self._report(error)
+                self._close()
 
     def _start_server(self) -> None:
         if self.server is not None:
             self.say("the server stopped unexpectedly; restarting it.")
         self._close()
-        self.steadiness.forget()
+        self.attendance.forget()
         self.job = None
         flare_files.coordinator(self.folder, self.project)
         self.server = process.start(
@@ -124,13 +127,14 @@ class Coordinator:
         self.say(f"the server is listening on {self.project.host}:{self.project.port}.")
         project.note(self.folder, "server started", process=self.server.pid)
 
+    def _cannot_write(self, why: str) -> None:
+        """Say it once."""
+        if self.obstacle != why:
+            self.obstacle, place = why, f"nothing can be saved in {self.folder} ({why})"
+            self.say(f"{place}: free space, or make the folder writable. Runs go on when that is done.")
+
     def _report(self, error: Exception) -> None:
         """Log an error; show it once, unless it only means that FLARE's server is starting or gone."""
-        if isinstance(error, OSError) and error.errno in CANNOT_WRITE:
-            if self.obstacle != (obstacle := f"nothing can be saved in {self.folder} ({error.strerror})"):
-                self.obstacle = obstacle
-                self.say(f"{obstacle}: free space, or make the folder writable. Runs go on when that is done.")
-            return
         expected = isinstance(error, OSError) or type(error).__module__.startswith("nvflare")
         logging.getLogger(__name__).warning("%s", error, exc_info=None if expected else error)
         problem = f"{type(error).__name__}: {error}"
@@ -163,7 +167,7 @@ class Coordinator:
                 self.since[name] = time.time()
                 self.say(f"{name} is offline.")
         self.seen = connected
-        self.steadiness.see(connected)
+        self.attendance.see(connected)
         if self.job is not None:
             self._watch(*self.job)
             return
@@ -210,9 +214,14 @@ class Coordinator:
         if known != "running" or time.monotonic() < self.next_look:
             return
         self.next_look = time.monotonic() + 2.0
-        allowed, sites = set(self.project.sites), set(folder.info().get("sites", ()))
+        info = folder.info()
+        for name in members.intersection(info.get("unable", ())):  # not in this job, but perhaps in the next one
+            self.attendance.missed(name)
+            members -= {name}
+            self.job = (job, run, members)
+        allowed, sites = set(self.project.sites), set(info.get("sites", ()))
         idle = {each["client_name"] for each in self.session.get_client_job_status() if each.get("status") == "no_jobs"}
-        steady = {name for name in self.seen if self.steadiness.steady(name)}
+        steady = {name for name in self.seen if self.attendance.steady(name)}
         back = allowed & sites & steady & (idle | (steady - members))
         gone = members - allowed
         if back or gone:
@@ -220,6 +229,7 @@ class Coordinator:
             word = "is back" if back else "was revoked"
             self.say(f"{who} {word}: {run} continues from its last round with a new job.")
             self.session.abort_job(job)
+            self.next_look = time.monotonic() + 30.0  # that takes a while
 
     def _pause(self, run: str, info: dict[str, Any]) -> None:
         """Wait before the next job of a run, longer each time if the one before did not get anywhere."""
@@ -249,7 +259,7 @@ class Coordinator:
         there = self._counted_on([name for name in sites if name in allowed], quorum)
         began = self.waiting_since.setdefault(run, time.monotonic())
         waits = [name for name in sites if name not in there and name in allowed]
-        before = [name for name in waits if name in known.get("there", sites) and self.steadiness.awaited(name)]
+        before = [name for name in waits if name in known.get("there", sites) and self.attendance.awaited(name)]
         enough = len(there) >= quorum
         if time.monotonic() < self.paused_until.get(run, 0.0):
             return False
@@ -266,8 +276,8 @@ class Coordinator:
 
     def _counted_on(self, sites: list[str], quorum: int) -> list[str]:
         """The sites for a job: those that are likely to stay, and others only if it cannot be done without them."""
-        there = {name for name in sites if self.steadiness.steady(name)}
-        since = self.steadiness.since
+        there = {name for name in sites if self.attendance.steady(name)}
+        since = self.attendance.since
         others = sorted((name for name in sites if name in since and name not in there), key=lambda name: since[name])
         return [name for name in sites if name in there or name in others[: max(0, quorum - len(there))]]
 
@@ -283,7 +293,7 @@ class Coordinator:
         place = RunFolder(self.folder / "runs" / run)
         known = place.info()
         tried = dict(known.get("deliveries", {}))
-        there = [name for name in missing if self.steadiness.steady(name) and tried.get(name, 0) < 3]
+        there = [name for name in missing if self.attendance.steady(name) and tried.get(name, 0) < 3]
         if not there:
             return False
         place.note(deliveries={**tried, **{name: tried.get(name, 0) + 1 for name in there}})
@@ -340,50 +350,6 @@ def want(folder: Path, study: Path, name: str) -> Path:
     RunFolder(run).enter("wanted", asked=max(time.time(), last + 1e-3), name=name)
     project.note(folder, "run requested", run=name, study=digest((run / STUDY).read_text()))
     return run
-
-
-def write_job(package: Path, run: str, sites: list[str], there: list[str], study: Study) -> None:
-    """Write a job for FLARE: names of installed classes and their arguments, no code."""
-    shutil.rmtree(package, ignore_errors=True)
-    config = package / "app" / "config"
-    config.mkdir(parents=True)
-    meta = {
-        "name": run,
-        "resource_spec": {},
-        "min_clients": min(len(there), study.quorum(len(sites))),  # fewer where a result is delivered
-        "deploy_map": {"app": ["server", *there]},
-    }
-    (package / "meta.json").write_text(json.dumps(meta, indent=1))
-    at_server = {
-        "format_version": 2,
-        "np_download_chunk_size": 0,
-        "workflows": [
-            {
-                "id": "controller",
-                "path": "nvflare.collab.runtime.controller.CollabController",
-                "args": {"server_obj_id": "server", "sync_task_timeout": 120},
-            }
-        ],
-        "components": [
-            {"id": "server", "path": "fedbilevel.federation.server.Server", "args": {"run": run, "sites": sites}}
-        ],
-    }
-    at_site = {
-        "format_version": 2,
-        "np_download_chunk_size": 0,
-        "executors": [
-            {
-                "tasks": ["*"],
-                "executor": {
-                    "path": "nvflare.collab.runtime.executor.CollabExecutor",
-                    "args": {"client_obj_id": "site"},
-                },
-            }
-        ],
-        "components": [{"id": "site", "path": "fedbilevel.federation.site.Site", "args": {}}],
-    }
-    (config / "config_fed_server.json").write_text(json.dumps(at_server, indent=1))
-    (config / "config_fed_client.json").write_text(json.dumps(at_site, indent=1))
 
 
 def stop(folder: Path) -> bool:

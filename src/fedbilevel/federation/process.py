@@ -1,7 +1,7 @@
 """Run a module of FLARE as a child that ends with its parent, even if that is killed.
 
 ``python -m fedbilevel.federation.process MODULE ARGUMENTS...``: standard input is a pipe from the parent; when it
-closes, this process ends, and with it (``site.end_with_parent``) the processes that it started.
+closes, this process ends. So do the jobs that FLARE starts from here: their standard input is a pipe from this process.
 """
 
 import os
@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 PASSPHRASE = "FEDBILEVEL_PASSPHRASE"
 NOT_PASSED_ON = ("NVFLARE_", "NVFL_", "FL_LOG_LEVEL", PASSPHRASE)
@@ -55,16 +56,37 @@ def end(*children: "subprocess.Popen[bytes]", seconds: float = 10.0) -> None:
             child.stdin.close()
 
 
+def _keep_jobs() -> None:
+    """Start FLARE's jobs through this module. FLARE's own look at their parent comes seconds after their start: if the
+    parent is gone by then, they stay for good.
+    """
+    from nvflare.app_common.job_launcher import process_launcher
+
+    spawn = process_launcher.spawn_process
+
+    def through_here(command: list[str], environment: dict[str, str]) -> Any:
+        python, option, *rest = command
+        assert option == "-m"
+        return spawn([python, "-u", "-m", "fedbilevel.federation.process", *rest], environment)
+
+    process_launcher.spawn_process = through_here
+
+
 def main() -> None:
     """Run the module; end when the parent does."""
+    parent = os.dup(0)
+    from_here, _ = os.pipe()  # the other end stays open as long as this process lives
+    os.dup2(from_here, 0)
 
     def watch() -> None:
-        while os.read(0, 1):  # not through sys.stdin, whose lock would be in the way of an ordinary end
+        while os.read(parent, 1):
             pass
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
     module, sys.argv = sys.argv[1], sys.argv[1:]
+    if module != "fedbilevel":  # FLARE
+        _keep_jobs()
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

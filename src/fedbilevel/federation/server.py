@@ -101,6 +101,7 @@ def _compute(folder: Path, sites: list[str]) -> None:
         most = sum(np.asarray(array).nbytes for array in shapes.values())
         answers = post.ask({m: (question, arrays) for m, question in questions.items()}, most)
         agreed, refused = {}, {}
+        known = place.info()
         for m, (answer, reply) in answers.items():
             try:
                 if isinstance(answer, Failed):
@@ -114,7 +115,8 @@ def _compute(folder: Path, sites: list[str]) -> None:
                 refused[sites[m]] = str(error)
                 transport.there.discard(sites[m])
         if refused:
-            place.note(refused={**place.info().get("refused", {}), **refused})
+            unable = {*known.get("unable", ()), *(sites[m] for m in post.absent)}
+            place.note(refused={**known.get("refused", {}), **refused}, unable=sorted(unable))
         if len(agreed) < quorum:
             said = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
             kind = NoQuorum if len(agreed) + len(post.absent) >= quorum else FedbilevelError
@@ -122,7 +124,7 @@ def _compute(folder: Path, sites: list[str]) -> None:
         return agreed
 
     place.enter("setting up", sites=sites, there=sorted(transport.there))
-    place.note(refused={})
+    place.note(refused={}, unable=[])
     shapes = study.summarize(blank(study.schema)) if study.schema is not None else {}
     everybody = dict.fromkeys(range(len(sites)), Hello(folder.name, study.text, here, len(sites)))
     answers = setup(everybody, {}, lambda answer, reply: study.check_facts(answer.rows, reply))

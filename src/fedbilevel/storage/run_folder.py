@@ -73,6 +73,7 @@ class RunFacts(TypedDict, total=False):
     sites: list[str]  # who takes part, in the order of their numbers
     there: list[str]  # who is in the present job
     refused: Mapping[str, str]  # who cannot take part, and why
+    unable: list[str]  # who of these may be able to later
     waits: str  # for whom
     submitted: int  # how many jobs there were
     stuck: int  # how many of the last ones did not finish a round

@@ -1,12 +1,17 @@
 """What the server knows of the clients' memories: who has acknowledged which round, and who still has to."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
-from fedbilevel.engines.messaging.protocol import Commit, checked
+from fedbilevel.engines.messaging.post import Answers
+from fedbilevel.engines.messaging.protocol import Commit, Failed, checked
+from fedbilevel.errors import RoundLost
+
+MOST_RETURNS = 3
+"""How often one client may make all others go back."""
 
 
 @dataclass(frozen=True)
@@ -65,3 +70,29 @@ class Commits:
         saved = checked(_Saved, json.loads(array.tobytes()))
         numbers = lambda known: {int(client): value for client, value in known.items()}
         return Commits(numbers(saved.acknowledged), numbers(saved.pending))
+
+
+class Returns:
+    """Reads in answers who has acknowledged what, and decides what happens to who has lost something."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
+        self.before: dict[int, set[int]] = {}  # who has made the others go back, and to before which rounds
+
+    def heard(self, commits: Commits, answers: Answers, last: int) -> tuple[Commits, Answers]:
+        """Note who has acknowledged what was pending. Who has lost the last round sends everybody back, once; if that
+        was earlier, or too often, this client alone continues from what it has.
+        """
+        heard = dict(answers)
+        for client, (answer, arrays) in answers.items():
+            if not isinstance(answer, Failed):
+                commits = commits.done(client)
+            elif answer.reason == "stale" and answer.round is not None:
+                before = self.before.setdefault(client, set())
+                if commits.base(client) == last and last not in before and len(before) < MOST_RETURNS:
+                    before.add(last)
+                    raise RoundLost(f"round {last} is made again: {self.names[client]}: {answer.error}", last)
+                commits = commits.back(client, answer.round)
+                error = f"{answer.error} It continues from round {commits.base(client)}."
+                heard[client] = (replace(answer, error=error), arrays)
+        return commits, heard

@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +25,7 @@ from fedbilevel.core.vectors import Vector
 from fedbilevel.engines.exchanges import Position
 from fedbilevel.engines.messaging.blocks import Blocks, is_block
 from fedbilevel.engines.messaging.clients import Counts, MessageClients, MessageCohort, Scope
-from fedbilevel.engines.messaging.commits import Commits
+from fedbilevel.engines.messaging.commits import Commits, Returns
 from fedbilevel.engines.messaging.party import all_finite
 from fedbilevel.engines.messaging.post import Answers, Post, Transport
 from fedbilevel.engines.messaging.protocol import Commit, Done, Evaluate, Failed, Finish, Join, Reveal, Run
@@ -33,11 +33,8 @@ from fedbilevel.engines.messaging.records import Failure, Served
 from fedbilevel.engines.participation import Everyone, Participation
 from fedbilevel.engines.plan import Exchange, Plan
 from fedbilevel.engines.program import Program, round_keys, split_vectors, without
-from fedbilevel.errors import FedbilevelError, NoQuorum, RoundLost
+from fedbilevel.errors import FedbilevelError, NoQuorum
 from fedbilevel.storage.arrays import named_leaves, rebuild
-
-MOST_RETURNS = 3
-"""How often one client may make all others go back."""
 
 
 class State(NamedTuple):
@@ -87,7 +84,8 @@ class Messaging:
         self.failures: list[Failure] = []
         self.session = ""  # attempts of another session are other attempts
         self._attempts = itertools.count(1)
-        self._sent_back: dict[int, set[int]] = {}  # who has made the others go back, and to before which rounds
+        self.returns = Returns(self.names)
+        self.unjoined: dict[int, tuple[Join, dict[str, Any]]] = {}  # who was away when the others joined
         # Arrays that clients may hold, by their id; they are kept so that the id stays taken.
         self._serials: dict[int, tuple[str, Any]] = {}
         self._numbers = itertools.count()
@@ -144,7 +142,7 @@ class Messaging:
         for client in again:  # it was restarted, and needs everything
             self._held[client].clear()
         answers |= self.post.ask({client: question(client) for client in again}, most) if again else {}
-        scope.commits, answers = self._heard(scope.commits, answers, round - 1)
+        scope.commits, answers = self.returns.heard(scope.commits, answers, round - 1)
         uploads: dict[int, Any] = {}
         strange: dict[int, Any] = {}
         for client, (answer, reply) in answers.items():
@@ -182,24 +180,6 @@ class Messaging:
     def _quorum(self, asked: int) -> int:
         return min(self.quorum or asked // 2 + 1, asked)
 
-    def _heard(self, commits: Commits, answers: Answers, last: int) -> tuple[Commits, Answers]:
-        """Note who has acknowledged what was pending. Who has lost the last round sends everybody back, once; if that
-        was earlier, or too often, this client alone continues from what it has.
-        """
-        heard = dict(answers)
-        for client, (answer, arrays) in answers.items():
-            if not isinstance(answer, Failed):
-                commits = commits.done(client)
-            elif answer.reason == "stale" and answer.round is not None:
-                before = self._sent_back.setdefault(client, set())
-                if commits.base(client) == last and last not in before and len(before) < MOST_RETURNS:
-                    before.add(last)
-                    raise RoundLost(f"round {last} is made again: {self.names[client]}: {answer.error}", last)
-                commits = commits.back(client, answer.round)
-                error = f"{answer.error} It continues from round {commits.base(client)}."
-                heard[client] = (dataclasses.replace(answer, error=error), arrays)
-        return commits, heard
-
     def start(self, seed: int, x: Any = None, y: Any = None) -> State:
         """The parties join; then the algorithm's ``init``."""
         key, program = jax.random.key(seed), self.program
@@ -229,14 +209,26 @@ class Messaging:
             arrays = {**{k: np.asarray(v) for k, v in given.items()}, **init_key}
             messages[m] = (dataclasses.replace(join, base=base), arrays)
         away = {m: answer.error for m, (answer, _) in self.post.ask(messages).items() if isinstance(answer, Failed)}
-        round, there = committed or 0, tuple(name for m, name in enumerate(self.names) if m not in away)
-        self.failures += [Failure(round, "join", m, reason) for m, reason in away.items()]
-        self.served(Served(round, "join", there, {self.names[m]: away[m] for m in away}))
+        self.unjoined = {m: messages[m] for m in away if m in self.post.absent}
+        self._note_join(committed or 0, messages.keys() - away.keys(), away)
         quorum = self._quorum(len(messages))
         if len(messages) - len(away) < quorum:  # the others only fail exchanges, until they are there
             m, reason = next(iter(away.items()))
             may_come = len(messages) - len(away) + len(self.post.absent) >= quorum
             raise (NoQuorum if may_come else FedbilevelError)(f"{self.names[m]} could not join: {reason}")
+
+    def _join_later(self, round: int) -> None:
+        """Who was away when the others joined may be there by now."""
+        answers = self.post.ask(self.unjoined) if self.unjoined else {}
+        joined = {m for m, (answer, _) in answers.items() if not isinstance(answer, Failed)}
+        self.unjoined = {m: message for m, message in self.unjoined.items() if m not in joined}
+        if joined:
+            self._note_join(round, joined, {})
+
+    def _note_join(self, round: int, there: Iterable[int], away: Mapping[int, str]) -> None:
+        self.failures += [Failure(round, "join", m, reason) for m, reason in away.items()]
+        names = tuple(self.names[m] for m in sorted(there))
+        self.served(Served(round, "join", names, {self.names[m]: reason for m, reason in away.items()}))
 
     def cohort(self, participation: Participation, key: Key) -> MessageCohort:
         """Draw the clients that take part."""
@@ -286,7 +278,7 @@ class Messaging:
         if not late or not self.program.lasting:
             return commits
         answers = self.post.ask({m: (commit, {}) for m, commit in late.items()})
-        commits, answers = self._heard(commits, answers, round)
+        commits, answers = self.returns.heard(commits, answers, round)
         away = {self.names[m]: answer.error for m, (answer, _) in answers.items() if isinstance(answer, Failed)}
         there = tuple(self.names[m] for m in answers if self.names[m] not in away)
         self.served(Served(round, "commit", there, away))
@@ -301,6 +293,7 @@ class Messaging:
         for _ in range(rounds):
             if not state.finite:
                 break
+            self._join_later(state.round)
             draw, work = round_keys(state.key, state.round)
             cohort = self.cohort(self.program.participation, draw)
             scope = Scope(state.round + 1, next(self._attempts), state.served, state.calls, state.commits)
@@ -324,7 +317,7 @@ class Messaging:
     def evaluate(self, state: State) -> dict[int, dict[str, float]]:
         """The metrics of the current solution on each client's own rows, for the clients that answer."""
         answers = self._tell(state, Evaluate(state.round))
-        self._heard(state.commits, answers, state.round)
+        self.returns.heard(state.commits, answers, state.round)
         return {
             m: {name: float(value) for name, value in reply.items()}
             for m, (answer, reply) in answers.items()
@@ -374,7 +367,7 @@ class Messaging:
         blocks = {str(n): part.terms for n, part in enumerate(parts) if is_block(part)}
         answers = []
         told = self._tell(state, Reveal(state.round, blocks), most=1 << 40, public=False)
-        self._heard(state.commits, told, state.round)
+        self.returns.heard(state.commits, told, state.round)
         for client, (answer, reply) in told.items():
             if isinstance(answer, Failed):
                 raise NoQuorum(f"{self.names[client]} did not send its part of the solution: {answer.error}")

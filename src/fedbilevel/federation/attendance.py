@@ -12,7 +12,7 @@ FIRST, LONGEST = 5.0, 600.0
 record."""
 
 
-class Steadiness:
+class Attendance:
     """Since when each site has been connected, and how often it was gone."""
 
     def __init__(self) -> None:
@@ -27,6 +27,11 @@ class Steadiness:
             self.gone[name] = 1 + (self.gone.get(name, 0) if stayed < LONGEST else 0)
         for name in connected:
             self.since.setdefault(name, now)
+
+    def missed(self, name: str) -> None:
+        """The site is connected, but could not take part."""
+        self.gone[name] = self.gone.get(name, 0) + 1
+        self.since[name] = time.monotonic()
 
     def forget(self) -> None:
         """The server stopped: nobody is connected, and it is nobody's fault."""
