@@ -28,6 +28,7 @@ from fedbilevel.storage.run_folder import RunFolder
 
 pytest.importorskip("nvflare")
 
+from admission import PASSPHRASE
 from fedbilevel.federation import coordinator, kits, process, project, setup
 from fedbilevel.federation.cli.following import missing
 from fedbilevel.federation.demo import child, free_port
@@ -36,7 +37,6 @@ from fedbilevel.federation.kits import Kit
 from fedbilevel.federation.server import EXCHANGES
 from fedbilevel.federation.study import Study
 from helpers import INTERRUPTIBLE
-from parties import PASSPHRASE
 
 SITES = ("north", "east", "south")
 

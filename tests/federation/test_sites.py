@@ -16,6 +16,7 @@ import tomli_w
 from rich.console import Console
 
 import fedbilevel as fb
+from admission import PASSPHRASE, admitted
 from fedbilevel.engines.messaging.server import Messaging
 from fedbilevel.engines.participation import Everyone
 from fedbilevel.engines.plan import trace
@@ -39,7 +40,6 @@ from fedbilevel.storage.arrays import decode, encode
 from fedbilevel.storage.run_folder import RunFolder
 from fedbilevel.tasks.sites import divided, together
 from helpers import here
-from parties import PASSPHRASE, admitted
 
 SCHEMA: dict[str, Any] = {
     "label": {"column": "ill", "values": ["no", "yes"]},
