@@ -24,12 +24,12 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import pkcs12
 from cryptography.x509.oid import NameOID
 
+from admission import PASSPHRASE, admitted, created, described
 from fedbilevel.federation import authority, kits, project, revocation, setup
 from fedbilevel.federation.kits import Kit
 from fedbilevel.federation.revocation import Revoked
 from fedbilevel.federation.setup import AUTHORITY, Authority
 from helpers import here
-from parties import PASSPHRASE, admitted, created, described
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what FLARE calls
 

@@ -23,11 +23,11 @@ pytest.importorskip("nvflare")
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from admission import PASSPHRASE, admitted, created
 from fedbilevel.federation import authority, flare_files, join, kits, project
 from fedbilevel.federation.authority import read_request
 from fedbilevel.federation.kits import Kit
 from fedbilevel.federation.setup import AUTHORITY, Authority
-from parties import PASSPHRASE, admitted, created
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what FLARE calls
 

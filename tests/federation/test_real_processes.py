@@ -28,6 +28,7 @@ from fedbilevel.storage.run_folder import RunFolder
 
 pytest.importorskip("nvflare")
 
+from admission import PASSPHRASE
 from fedbilevel.federation import coordinator, kits, process, project, setup
 from fedbilevel.federation.cli.following import missing
 from fedbilevel.federation.demo import child, free_port
@@ -36,7 +37,6 @@ from fedbilevel.federation.kits import Kit
 from fedbilevel.federation.ledger import EXCHANGES
 from fedbilevel.federation.study import Study
 from helpers import INTERRUPTIBLE
-from parties import PASSPHRASE
 
 SITES = ("north", "east", "south")
 
@@ -415,16 +415,17 @@ def test_a_run_goes_on_without_a_site_that_is_revoked(running: Running) -> None:
 
 
 ASK = """
-import sys, time
+import os, sys, time
 from nvflare.fuel.flare_api.flare_api import new_secure_session
 
-session = new_secure_session("anna@hospitals.org", sys.argv[1], timeout=float(sys.argv[2]))
 try:
-    for _ in range(100):
-        print(len(session.get_system_info().client_info), flush=True)
+    session = new_secure_session("anna@hospitals.org", sys.argv[1], timeout=float(sys.argv[2]))
+    while True:
+        print("connected:", len(session.get_system_info().client_info), flush=True)
         time.sleep(0.2)
 except Exception:
     print("cut off", flush=True)
+os._exit(0)  # FLARE would try to connect for ever
 """
 """An administrator who asks who is connected, again and again."""
 
@@ -439,25 +440,22 @@ def test_a_revoked_administrator_is_cut_off(running: Running, tmp_path: Path) ->
         command = [sys.executable, "-c", ASK, place, str(seconds)]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
+    def first_words(asking: "subprocess.Popen[str]") -> str:
+        assert asking.stdout is not None
+        return next(line for line in asking.stdout if line.startswith(("connected", "cut off")))
+
     setup.add(running.home, "anna", "coordinator")
     place = admitted(new_key=False)
     with ask(place, 60) as asking:
-        assert asking.stdout is not None
-        connected = next(line for line in asking.stdout if line[0].isdigit())
-        assert int(connected) == len(SITES)
+        assert first_words(asking) == f"connected: {len(SITES)}\n"
         setup.revoke(running.home, "anna")
-        began = time.monotonic()
-        assert asking.stdout.read().splitlines()[-1] == "cut off"
-        assert time.monotonic() - began < 15
-    log = (running.home / "server.log").read_text()
-    assert "of anna was revoked" in log
-    with ask(place, 5) as asking:  # neither does it get in again
-        assert asking.communicate(timeout=60)[0].splitlines()[-1:] in ([], ["Connecting to FLARE ..."])
-        assert asking.returncode == 1
+        asking.communicate(timeout=60)  # it ends as soon as it has no answer
+    assert "of anna was revoked" in (running.home / "server.log").read_text()
+    with ask(place, 5) as asking:
+        assert first_words(asking) == "cut off\n"
     assert running.connected() == sorted(SITES)
     with ask(admitted(new_key=True), 60) as asking:
-        assert asking.stdout is not None
-        assert any(line[0].isdigit() for line in asking.stdout)
+        assert first_words(asking).startswith("connected")
         asking.kill()
 
 

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("nvflare")
 
-from certified import HOST, Authority, only_for
 from fedbilevel.federation.wire.signing import UP, Forged, Party, ServersEnd, SitesEnd, trusted
+from parties import HOST, Authority, only_for
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import fedbilevel as fb
+from admission import PASSPHRASE, admitted
 from fedbilevel.engines.messaging.protocol import (
     Commit,
     Echo,
@@ -58,7 +59,6 @@ from fedbilevel.storage.arrays import decode, encode
 from fedbilevel.storage.run_folder import RunFolder
 from fedbilevel.tasks.sites import divided, together
 from helpers import here, small_disk
-from parties import PASSPHRASE, admitted
 
 SCHEMA: dict[str, Any] = {
     "label": {"column": "ill", "values": ["no", "yes"]},

@@ -19,7 +19,6 @@ from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.message import Message
 
-from certified import HOST, Authority
 from fedbilevel.engines.messaging.protocol import Echo, Facts, Failed, Hello, pack, unpack
 from fedbilevel.federation.consent import Consent, Limits, digest
 from fedbilevel.federation.demo import free_port
@@ -31,6 +30,7 @@ from fedbilevel.federation.wire.pipes import Frame
 from fedbilevel.federation.wire.signing import Party, ServersEnd, SitesEnd
 from fedbilevel.federation.wire.sites import Sites
 from fedbilevel.federation.worker import LEDGER, Settings
+from parties import HOST, Authority
 
 NAMES = ("server", "north", "east")
 

@@ -8,9 +8,11 @@ FLARE finds three of these files by their name *anywhere* below its folder, jobs
 the folder comes first: that is why they are there, too.
 """
 
+import contextlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -196,10 +198,10 @@ def check_place(folder: Path) -> None:
 
 def _replace(folder: Path, credentials: Files, name: str, startup: dict[str, Any], resources: dict[str, Any]) -> Path:
     """A new folder for FLARE instead of the one that is there, in which a process may still be at work."""
-    place, draft, old = (folder.resolve() / name for name in (FLARE, f".{FLARE}.new", f".{FLARE}.old"))
+    place, draft = folder.resolve() / FLARE, folder.resolve() / f".{FLARE}.new"
+    old = place.with_name(f".{FLARE}.old-{time.time_ns()}")
     check_place(place)
     _remove(draft)
-    _remove(old)
     private_folder(draft)
     _write(draft, credentials, name, startup, resources)
     if os.path.lexists(place):
@@ -207,7 +209,9 @@ def _replace(folder: Path, credentials: Files, name: str, startup: dict[str, Any
             os.replace(place / AUDIT, draft / AUDIT)
         os.replace(place, old)
     os.replace(draft, place)
-    _remove(old)
+    for path in place.parent.glob(f".{FLARE}.old-*"):
+        with contextlib.suppress(OSError):  # if something is still written there, it goes the next time
+            _remove(path)
     return place
 
 
@@ -242,6 +246,4 @@ def _remove(path: Path) -> None:
     if path.is_symlink() or path.is_file():
         path.unlink()
     elif path.exists():
-        shutil.rmtree(path, ignore_errors=True)  # a process that ends may still write into it
-        if path.exists():
-            shutil.rmtree(path)
+        shutil.rmtree(path)
