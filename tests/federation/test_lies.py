@@ -275,7 +275,7 @@ def test_an_image_that_claims_ten_billion_pixels_is_refused(tmp_path: Path) -> N
     (tmp_path / "pets" / "cat" / "a.png").write_bytes(data)
 
     def read() -> None:
-        with pytest.raises(fb.FedbilevelError, match=r"has \(100000, 100000\) pixels"):
+        with pytest.raises(fb.FedbilevelError, match=r"has \(100000, 100000\) pixels|Image size \(10000000000"):
             load(str(tmp_path / "pets"), wanted, {}, "north")
 
     assert _memory(read) < 50 << 20
