@@ -7,6 +7,7 @@ prints how many inputs were accepted, how many refused with a sentence, and ever
 """
 
 import argparse
+import atexit
 import contextlib
 import copy
 import csv
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -138,16 +140,25 @@ def cloned(worker: Worker) -> Worker:
 TASKS: list[dict[str, Any]] = [{"name": "regularization"}, {"name": "data-cleaning", "hidden": 3}]
 
 
-def questions(folder: Path) -> Attempt:
-    """What a site is asked, at every point of a run."""
-    asked: list[tuple[bytes, Worker]] = []
-    for number, task in enumerate(TASKS):
-        (place := folder / str(number)).mkdir()
-        sites = Sites(place, task)
+@cache
+def played() -> list[tuple[Sites, Federation, State]]:
+    """A short run of each task, up to its end."""
+    made = []
+    for task in TASKS:
+        folder = Path(tempfile.mkdtemp())
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        sites = Sites(folder, task)
         engine, state = sites.set_up()
         engine.metrics(state)
         engine.finish(state)
-        asked += sites.asked
+        sites.recording = False
+        made.append((sites, engine, state))
+    return made
+
+
+def questions(folder: Path) -> Attempt:
+    """What a site is asked, at every point of a run."""
+    asked = [each for sites, _, _ in played() for each in sites.asked]
     slow = [each for each in asked if decode(each[0])[0]["action"] in ("hello", "prepare")]  # it builds the task
     quick = [each for each in asked if each not in slow]
 
@@ -171,14 +182,16 @@ def _place(text: str) -> str:
 
 def answers(folder: Path) -> Attempt:
     """What a server is answered, in every exchange and before the first one."""
-    cases: list[tuple[Sites, Federation, bytes]] = []
-    for number, task in enumerate(TASKS):
-        (place := folder / str(number)).mkdir()
-        sites = Sites(place, task)
-        engine, state = sites.set_up()
-        engine.metrics(state)
-        engine.finish(state)
-        cases += [(sites, engine, answer) for answer in sites.answered]
+
+    def expected(engine: Federation, answer: bytes) -> Any:
+        """The shapes of the exchange that it answers."""
+        for exchange in engine.plan.by_name.values():
+            with contextlib.suppress(FedbilevelError):
+                rebuild(shapes := without(exchange.upload, engine.program.private), decode(answer)[1])
+                return shapes
+        return {}
+
+    cases = [(s, answer, expected(engine, answer)) for s, engine, _ in played() for answer in s.answered]
 
     class One:
         def __init__(self, answer: bytes) -> None:
@@ -188,9 +201,7 @@ def answers(folder: Path) -> Attempt:
             return dict.fromkeys(messages, self.answer)
 
     def attempt(rng: random.Random) -> None:
-        sites, engine, honest = rng.choice(cases)
-        exchange = rng.choice(list(engine.plan.by_name.values()))
-        shapes = without(exchange.upload, engine.program.private)
+        sites, honest, shapes = rng.choice(cases)
         read = Post(One(mutated_message(rng, honest))).ask({0: (Echo(), {})}, 4096)
         answer, arrays = read[0]
         if isinstance(answer, Failed):
@@ -205,29 +216,16 @@ def answers(folder: Path) -> Attempt:
 
 def rounds(folder: Path) -> Attempt:
     """Whole rounds and evaluations in which one site lies: it is left out, and the others go on."""
-    made = []
-    for number, task in enumerate(TASKS):
-        (place := folder / str(number)).mkdir()
-        sites = Sites(place, task)
-        sites.recording = False
-        made.append((sites, *sites.set_up()))
 
     def attempt(rng: random.Random) -> None:
-        sites, engine, state = rng.choice(made)
+        sites, engine, state = rng.choice(played())
         honest, vaults = sites.workers, [worker.party.vault for worker in sites.workers]
         sites.workers = [cloned(worker) for worker in honest]
         for worker in sites.workers:  # nothing on disk: the next attempt begins again
             worker.party.vault = type(vaults[0])(None, vaults[0].exchanges)
         engine.failures.clear()
         engine.forget()
-        count = 0
-
-        def change(kind: str, answer: bytes) -> bytes:
-            nonlocal count
-            count += 1
-            return mutated_message(rng, answer) if rng.random() < 0.3 else answer
-
-        sites.change = change
+        sites.change = lambda kind, answer: mutated_message(rng, answer) if rng.random() < 0.3 else answer
         try:
             after = engine.advance(state, 1)
             engine.metrics(after)
@@ -237,7 +235,7 @@ def rounds(folder: Path) -> Attempt:
         except FedbilevelError as error:
             raise Unexpected(f"the round ended: {error}") from error
         finally:
-            sites.workers = honest
+            sites.workers, sites.change = honest, lambda kind, answer: answer
         if not after.finite:
             raise Unexpected("the run diverged")
         if blamed := {failure.client for failure in engine.failures} - {0}:

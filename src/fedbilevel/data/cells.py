@@ -87,18 +87,21 @@ class Choices:
         if len(values) < 2:
             raise FedbilevelError(f"{what} needs at least two values.")
         places: dict[tuple[str, Any], int] = {}
+        meanings: dict[tuple[str, Any], int] = {}
         kinds = {_key(value, what)[0] for value in values}
         if {"number", "boolean"} <= kinds:
             raise FedbilevelError(f"{what} has both numbers and true or false among its values: use one of the two.")
         for place, value in enumerate(values):
             key = _key(value, what)
             # Two values clash if one of them, as a cell, could also be read as the other.
-            same = [
-                values[n] for known, n in places.items() if known in _readings(value) or key in _readings(values[n])
-            ]
+            readings = list(_readings(value))
+            same = [places[reading] for reading in readings if reading in places]
+            same += [meanings[key]] if key in meanings else []
             if same:
-                raise FedbilevelError(f"{what} has the values {shown(same[0])} and {shown(value)}, which are the same.")
+                said = f"{shown(values[same[0]])} and {shown(value)}"
+                raise FedbilevelError(f"{what} has the values {said}, which are the same.")
             places[key] = place
+            meanings |= dict.fromkeys(readings, place)
         self.values = tuple(values)
         self._places = places
         # "none" may be one of the values: then it is not missing, and neither is "None", which is a mistake.
