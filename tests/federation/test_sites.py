@@ -242,7 +242,7 @@ class Sites:
         answers = [decode(worker.handle(encode(self.hello, {}))) for worker in self.workers]
         assert not any("error" in header for header, _ in answers), answers
         facts = together([reply for _, reply in answers])
-        built = wanted.build(facts=facts)
+        built = wanted.build(facts=facts, clients=3)
         weights = site_weights(np.array([header["rows"] for header, _ in answers]), wanted.rules)
         task = server_task(built, 3, own=True)
         program = Program(task.problem, built.algorithm, task.layout, Everyone())
