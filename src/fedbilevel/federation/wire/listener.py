@@ -131,6 +131,11 @@ class Listener(tcp_driver.TcpStreamServer):
         self.local_addr = f"{host}:{port}"
         socketserver.TCPServer.__init__(self, (host, int(port)), Handler)
 
+    def serve_forever(self, poll_interval: float = 0.5) -> None:
+        """Until the driver shuts down; FLARE's leaves the port open then."""
+        with self:
+            super().serve_forever(poll_interval)
+
     def service_actions(self) -> None:
         """Between two connections, and twice a second."""
         if time.monotonic() > self.swept + 1.0:
