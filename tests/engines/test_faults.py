@@ -20,8 +20,15 @@ from fedbilevel.engines.simulation import Simulation
 from fedbilevel.errors import FedbilevelWarning, NoQuorum
 from helpers import largest_difference, sample_weights, small_disk
 
-KINDS = ["fedbioacc", "fedbioacc-local", "fedmsa", "private", "primal-dual", "commfedbio"]
-"""Memories of a round and of the run, blocks of a private x, weights and rows on the server, error feedback."""
+KINDS = [
+    "fedbioacc-local",
+    "fedmsa",
+    "private",
+    "primal-dual",
+    "commfedbio",
+    pytest.param("fedbioacc", marks=pytest.mark.slow),
+]
+"""Memories of the run and of a round, blocks of a private x, weights and rows on the server, error feedback."""
 TOLERANCE = 1e-10
 
 
@@ -45,8 +52,8 @@ def simulated(kind: str, rounds: int, few: bool = True) -> Any:
 
 
 def in_turn(kind: str, folder: Path, apart: int, few: bool = True) -> int:
-    """Every fault at every message and at every write, in runs with one fault, or with one at every so manieth place.
-    Returns how many faults there were."""
+    """Every fault at every message and at every write, in runs with faults at places so far apart. Returns how many
+    faults there were."""
     without = Fault()
     run(case(kind, few), folder / "without", without)
     happened = 0
@@ -69,7 +76,7 @@ def test_every_fault_at_every_message_and_every_write(
     kind: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     """In runs with several: one fault has been dealt with when the next one happens."""
-    faults = in_turn(kind, tmp_path, apart=3)
+    faults = in_turn(kind, tmp_path, apart=2)
     assert faults > 150
     record_property("faults", faults)
 
@@ -86,7 +93,7 @@ def test_every_fault_alone(
     record_property("faults", faults)
 
 
-@pytest.mark.parametrize("seed", [1, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, *range(4, 40)))])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 40))])
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_faults_one_after_the_other(kind: str, seed: int, tmp_path: Path) -> None:
     """A fault in one of eight messages and writes. Who is hit twice in an exchange is left out of it, and that is said:

@@ -197,9 +197,9 @@ class Wire:
                     other.sendall(part)
         except OSError:
             pass
-        for end in (one, other):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            other.shutdown(socket.SHUT_RDWR)  # its own thread closes it
+        one.close()
 
     def _passed(self, data: bytes) -> list[bytes]:
         """These bytes as they arrive."""
