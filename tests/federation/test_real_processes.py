@@ -72,7 +72,7 @@ class Running:
         self.children["server"] = child(["start", str(self.home)], self.folder / "server.log")
         for name in SITES:
             self.join(name, project.kit(self.home, name))
-        wait(lambda: self.connected() == sorted(SITES), 120, lambda: (self.folder / "server.log").read_text())
+        wait(lambda: self.connected() == sorted(SITES), 240, lambda: (self.folder / "server.log").read_text())
 
     def admit(self, name: str, new_key: bool = False) -> Path:
         return setup.approve(self.home, kits.request(self.folder / name, name, new_key=new_key), PASSPHRASE)
@@ -140,8 +140,8 @@ def rounds(run: Path) -> list[int]:
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     os.environ["JAX_ENABLE_X64"] = "1"  # for the processes to come
     found = Running(tmp_path_factory.mktemp("federation"))
-    found.start()
     try:
+        found.start()
         yield found
     finally:
         found.end()
@@ -403,7 +403,8 @@ def test_a_run_goes_on_without_a_site_that_is_revoked(running: Running) -> None:
     running.join("south-west", running.admit("south-west"))
     try:
         wait(lambda: "south-west" in running.connected(), 120, lambda: str(running.connected()))
-        run = running.want(LONG | {"task": {"name": "quadratic", "clients": 4, "variant": "T4"}}, "revoked")
+        study = quadratic(algorithm={"name": "fedbio"}, task={"clients": 4}, run={"rounds": 120, "every": 40})
+        run = running.want(study, "revoked")
         running.at_round(run, 3)
         assert exchanges(run)[-1]["answered"] == [*SITES, "south-west"]
         setup.revoke(running.home, "south-west")
