@@ -116,11 +116,9 @@ class Worker:
             known |= {Prepare: self._prepare, Echo: self._echo}
         if self.party is not None:
             known |= {Join: self._join}
-        if self.finished:
-            known = {Finish: self._finish}  # its answer may not have arrived
-        elif self.joined:
-            known |= {**self.party.handlers, Join: self._join, Finish: self._finish}
-        return known
+            if self.joined:
+                known |= {**self.party.handlers, Join: self._join, Finish: self._finish}
+        return {Finish: self._finish} if self.finished else known  # the answer to finish may not have arrived
 
     def _join(self, message: Any, arrays: Arrays) -> Answer:
         """Take part from now on, in the run that it agreed to."""
