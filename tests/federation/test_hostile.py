@@ -119,9 +119,12 @@ def test_a_site_that_calls_another_gets_a_refusal(running: Running) -> None:
     tried = [json.loads(line) for line in (running.folder / "notes.jsonl").read_text().splitlines()]
     assert {how for how, _, _ in tried} == {"cell greet", "cell session", "cell message", "cell answer", "collab"}
     assert len(tried) > 20
-    for how, code, payload in tried:
-        assert code == "unauthenticated" if how != "collab" else code not in (None, "ok"), (how, code)
-        assert payload == "None", (how, payload)
+    assert {payload for _, _, payload in tried} == {"None"}
+    codes = {how: {code for each, code, _ in tried if each == how} for how, _, _ in tried}
+    assert codes.pop("collab") == {"timeout"}  # FLARE's streams are not answered at all
+    for found in codes.values():  # before the other one is there, and when its job has ended, there is nobody to ask
+        assert "unauthenticated" in found
+        assert found <= {"unauthenticated", "process_exception", "comm_error", "target_unreachable"}
     ledger = [json.loads(line) for line in (running.folder / "north" / LEDGER).read_text().splitlines()]
     refused = [line for line in ledger if line["caller"] == "east"]
     assert len(refused) > 20
@@ -143,25 +146,23 @@ def test_a_run_goes_on_whatever_connects(running: Running) -> None:
         time.sleep(seconds)
         return (len(exchanges(run)) - first) / (time.monotonic() - began)
 
-    kit = running.folder / "north" / "startup"
+    north = running.folder / "north" / "startup"
+    guest = running.folder / "new" / "startup"  # a party whose certificate is misused, but not one of the run
     hostile = str(Path(__file__).parents[1] / "hostile.py")
-    newcomer = 0
     for kind in ("half-open", "silent", "random", "frames", "slow"):
         before = rate(10)
-        command = [sys.executable, hostile, kind, str(port), "500", str(kit)]
+        command = [sys.executable, hostile, kind, str(port), "500", str(guest if guest.exists() else north)]
         attack: Any = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         try:
             assert attack.stdout.readline() == "all\n"
             during = statistics.median(rate(5) for _ in range(3))
             assert during > 0
             took = ""
-            if kind in ("half-open", "silent"):
-                newcomer += 1
-                name = f"new{newcomer}"
+            if kind == "half-open":
                 began = time.monotonic()
-                running.join(name, project.add(running.home, name))
-                said = (running.folder / f"{name}.log").read_text
-                wait(lambda name=name: name in running.connected(), 120, said)
+                running.join("new", project.add(running.home, "new"))
+                said = (running.folder / "new.log").read_text
+                wait(lambda: "new" in running.connected(), 240, said)
                 took = f"; a new site joined after {time.monotonic() - began:.0f} s"
         finally:
             made, _ = attack.communicate("")

@@ -26,18 +26,37 @@ NOT_A_MESSAGE = (
     AttributeError,  # a type of arrays that numpy does not have
     RecursionError,  # brackets in brackets in brackets
 )
+_NUMBERS = {"F": ("f2", "f4", "f8"), "I": ("i1", "i2", "i4", "i8"), "U": ("u1", "u2", "u4", "u8")}
+TYPES = {np.dtype(f"<{kind}"): f"{word}{8 * int(kind[1])}" for word, kinds in _NUMBERS.items() for kind in kinds}
+TYPES[np.dtype(bool)] = "BOOL"
 
 
 def encode(header: Mapping[str, Any], arrays: Mapping[str, Any]) -> bytes:
-    """Put a header and named arrays into bytes."""
+    """Put a header and named arrays into bytes.
+
+    The format is that of safetensors, whose own function copies large arrays several times.
+    """
+    found: dict[str, np.ndarray] = {}
     for name, array in arrays.items():
-        if np.asarray(array).dtype.kind not in "biuf":
-            raise FedbilevelError(
-                f"messages cannot contain {np.asarray(array).dtype} arrays such as '{name}': use float32."
-            )
-    contiguous = {name: np.ascontiguousarray(array).reshape(np.shape(array)) for name, array in arrays.items()}
-    text = json.dumps(header)
-    return safetensors.numpy.save(contiguous, metadata={"header": f"{_checksum(text, contiguous)} {text}"})
+        made = np.asarray(array)
+        if made.dtype.newbyteorder("<") not in TYPES:
+            raise FedbilevelError(f"messages cannot contain {made.dtype} arrays such as '{name}': use float32.")
+        found[name] = np.ascontiguousarray(made, made.dtype.newbyteorder("<")).reshape(made.shape)
+    text, place = json.dumps(header), 0
+    table: dict[str, Any] = {"__metadata__": {"header": f"{_checksum(text, found)} {text}"}}
+    names = sorted(found, key=lambda name: (-found[name].itemsize, name))  # so that all of them are aligned
+    for name in names:
+        array = found[name]
+        kind, end = TYPES[array.dtype], place + array.nbytes
+        table[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [place, end]}
+        place = end
+    head = json.dumps(table, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    return b"".join([struct.pack("<Q", len(head)), head, *(_raw(found[name]) for name in names)])
+
+
+def _raw(array: np.ndarray) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
 
 
 def _checksum(text: str, arrays: Mapping[str, np.ndarray]) -> str:
@@ -45,7 +64,7 @@ def _checksum(text: str, arrays: Mapping[str, np.ndarray]) -> str:
     for name in sorted(arrays):
         array = arrays[name]
         checksum = zlib.crc32(f"{name} {array.dtype} {array.shape}".encode(), checksum)
-        checksum = zlib.crc32(array.reshape(-1).view(np.uint8).data, checksum)
+        checksum = zlib.crc32(_raw(array), checksum)
     return f"{checksum:08x}"
 
 

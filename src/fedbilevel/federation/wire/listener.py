@@ -23,7 +23,7 @@ from nvflare.fuel.f3.drivers import net_utils, socket_conn, tcp_driver
 from nvflare.fuel.f3.drivers.driver_params import DriverParams
 
 PATIENCE = 10.0  # seconds to show a certificate and to say a name
-UNKNOWN = 128  # connections that have not done so
+UNKNOWN = 256  # connections that have not done so
 OF_ONE = 8  # connections of one certificate; a site has two, and a third while it reconnects
 LARGEST_FRAME = 16 << 20  # bytes; larger messages are sent in several
 WAITING = 128  # connections that the system holds until they are accepted
