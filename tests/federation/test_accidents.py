@@ -281,7 +281,8 @@ def asleep(words: list[str], seconds: float) -> None:
 
 @pytest.mark.parametrize("whose", ["site", "server"])
 def test_a_machine_that_sleeps_for_longer_than_the_deadline(running: Running, whose: str) -> None:
-    run = running.want(study(150, quorum=2, deadline=10.0, patience=20.0), f"{whose}-sleeps")
+    length = 150 if whose == "server" else 800  # the others need longer than it sleeps
+    run = running.want(study(length, quorum=2, deadline=10.0, patience=20.0), f"{whose}-sleeps")
     running.at_round(run, 5)
     home = running.home
     words = {
@@ -290,11 +291,10 @@ def test_a_machine_that_sleeps_for_longer_than_the_deadline(running: Running, wh
     }
     asleep(words[whose], 40.0)
     running.finished(run, PATIENT)
-    lost = [each for each in exchanges(run) if each["failed"]]
-    assert {name for each in lost for name in each["failed"]} <= ({"south"} if whose == "site" else set(SITES))
+    missed = {name for each in exchanges(run) for name in each["failed"]}
+    assert missed == ({"south"} if whose == "site" else set())  # the others did not wait for it
     assert exchanges(run)[-1]["answered"] == list(SITES)
-    found = difference(run, 150)
-    assert found < 1e-10 or (lost and found < 0.1)  # who was missed is named
+    assert missed or difference(run, 150) < 1e-10
 
 
 @pytest.mark.parametrize("whose", ["site", "server"])
