@@ -148,12 +148,12 @@ class Consent:
         study = Study.of(text, f"the study {digest(text)[:12]}")
         reason = self.limits.refusal(study, clients)
         if not known and self.rules is not None:
-            reason = reason or self.rules.refusal(study)
-            if study.schema is not None and digest(repr(study.schema)) not in self.schemas:
-                reason = reason or (
+            if not reason and study.schema is not None and digest(repr(study.schema)) not in self.schemas:
+                reason = (
                     "the rules hold for the [schema] of the kit's study and of those given with --study only: another "
                     "column, bound or value is asked for here."
                 )
+            reason = reason or self.rules.refusal(study)
         if reason:
             raise FedbilevelError(reason)
         return study
