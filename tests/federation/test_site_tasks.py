@@ -27,7 +27,7 @@ MEASURED = {
 }  # fmt: skip
 
 
-QUICK = ("client-weighting", "fairness", "loss-tuning")
+QUICK = ("client-weighting", "fairness")
 """The others compile for longer; two of them are in ``test_sites.py``, too."""
 
 

@@ -18,7 +18,7 @@ from fedbilevel.federation.worker import LEDGER, SETTINGS
 KITS = ("kit.json", "startup/kit.json")
 LEAST_FREE = 500_000_000
 PATIENCE = 300.0
-"""Seconds that a site may need to connect."""
+"""Seconds that a site may be without a connection."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def _site(folder: Path) -> Health:
     name = str(facts.get("party") or facts.get("name") or folder.name)
     problems = presence_problems(folder / presence.SITE, "this site", f"fedbilevel federation rejoin {folder}")
     connected = 0.0 if problems else presence.when(state, "connected")
-    if not problems and not connected and time.time() - presence.when(state, "began") > PATIENCE:
+    if not problems and not connected and time.time() - presence.when(state, "changed") > PATIENCE:
         problems.append(str(state.get("problem") or "") or "it has no connection to the server.")
     free, full = disk(folder)
     end = expiry.of_party(expiry.of_site(folder), name)

@@ -84,7 +84,7 @@ class Joined:
 
     def __init__(self, folder: Path, settings: Settings, say: Callable[[str], object]) -> None:
         self.folder, self.settings, self.say, self.client = folder.resolve(), settings, say, None
-        self.began, self.connected, self.problem, self.next_look = time.time(), 0.0, "", 0.0
+        self.connected, self.changed, self.problem, self.next_look = 0.0, time.time(), "", 0.0
 
     def serve(self) -> None:
         """Take part until Ctrl-C or SIGTERM; restart FLARE's client if it ends."""
@@ -111,9 +111,12 @@ class Joined:
                     process.end(self.client)
                 (self.folder / presence.SITE).unlink(missing_ok=True)
 
-    def _note(self) -> None:
+    def _note(self, there: bool) -> None:
         """Say how this site is, for its people and the system."""
-        facts = {"began": self.began, "connected": self.connected, "problem": self.problem}
+        if there != bool(self.connected):
+            self.changed = time.time()
+            self.connected = self.changed if there else 0.0
+        facts = {"connected": self.connected, "changed": self.changed, "problem": self.problem}
         with contextlib.suppress(OSError):  # of a disk that is full, _look_at_disk speaks
             presence.note(self.folder / presence.SITE, **facts)
         logs.rotate(self.folder.glob("*.log"))
@@ -126,8 +129,8 @@ class Joined:
             if reason != said:
                 self.say(f"{reason} Retrying until you press Ctrl-C.")
                 said = reason
-            self.problem, self.connected = reason, 0.0
-            self._note()
+            self.problem = reason
+            self._note(False)
             time.sleep(2)
         self.problem = ""
 
@@ -158,9 +161,7 @@ class Joined:
                 self.say(self.problem)
             if time.monotonic() >= self.next_look:
                 self.next_look = time.monotonic() + 2.0
-                there = connected and not refused and self._has_connection()
-                self.connected = (self.connected or time.time()) if there else 0.0
-                self._note()
+                self._note(connected and not refused and self._has_connection())
 
     def _has_connection(self) -> bool:
         """Whether FLARE's client has a connection to the server: it does not say when it has lost it."""

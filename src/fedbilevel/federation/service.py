@@ -31,6 +31,7 @@ def alive() -> None:
     if not address:
         return
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+        out.setblocking(False)  # a manager that does not listen must not hold us up
         out.sendto(b"READY=1\nWATCHDOG=1", f"\0{address[1:]}" if address.startswith("@") else address)
 
 
