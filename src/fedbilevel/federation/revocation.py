@@ -12,7 +12,6 @@ import logging
 import socket
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ EVERY = 0.5
 """Seconds between two looks at open connections."""
 
 _list: "Revoked | None" = None
-_open: "weakref.WeakKeyDictionary[socket.socket, bytes]" = weakref.WeakKeyDictionary()
+_open: dict[socket.socket, bytes] = {}
 _opening = threading.Lock()
 
 
@@ -79,7 +78,12 @@ def refused(certificate: bytes) -> str:
     """Why this server refuses a certificate (DER), or "" if it does not."""
     from cryptography import x509
 
-    return _list.refusal(x509.load_der_x509_certificate(certificate).serial_number) if _list is not None else ""
+    if _list is None:
+        return ""
+    try:
+        return _list.refusal(x509.load_der_x509_certificate(certificate).serial_number)
+    except ValueError as error:
+        return f"the certificate cannot be read: {error}."
 
 
 def install(server: Path) -> None:
@@ -120,13 +124,19 @@ def _watched(handle: Callable[..., None]) -> Callable[..., None]:
         # The server's own processes are connected without TLS, on loopback.
         shown = getattr(self.request, "getpeercert", None)
         certificate = shown(binary_form=True) if shown is not None else None
-        if certificate:
-            with _opening:  # before the check, so that a look in between cannot miss it
-                _open[self.request] = certificate
+        if not certificate:
+            handle(self)
+            return
+        with _opening:  # before the check, so that a look in between cannot miss it
+            _open[self.request] = certificate
+        try:
             if reason := refused(certificate):
                 logging.getLogger(__name__).warning("refused %s: %s", self.client_address, reason)
-                return
-        handle(self)
+            else:
+                handle(self)
+        finally:
+            with _opening:
+                _open.pop(self.request, None)
 
     return watch
 
@@ -142,5 +152,3 @@ def _look() -> None:
                 logging.getLogger(__name__).warning("closing a connection: %s", reason)
                 with contextlib.suppress(OSError):
                     socket.socket.shutdown(connection, socket.SHUT_RDWR)  # below TLS, whose reader then sees the end
-                with _opening:
-                    _open.pop(connection, None)
