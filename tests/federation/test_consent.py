@@ -44,7 +44,7 @@ def site(folder: Path, consent: Consent) -> Worker:
 
 def hello(worker: Worker, study: str, run: str = "r") -> bytes:
     asked = {"action": "hello", "run": run, "study": study, "copy": facts_of_copy(), "clients": 3}
-    return worker.handle(encode(asked, {}), "server")
+    return worker.handle(encode(asked, {}))
 
 
 def agreed(answer: bytes) -> bool:

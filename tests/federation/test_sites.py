@@ -318,14 +318,14 @@ def test_weights_of_rows_never_leave_their_site(tmp_path: Path) -> None:
     for line in (tmp_path / "east" / LEDGER).read_text().splitlines():
         for name, left in json.loads(line)["left"].items():
             assert samples not in left["shape"], name
+    header, _ = decode(sites.workers[1].handle(encode({"action": "reveal", "round": 2, "blocks": {}}, {})))
+    assert "not for others" in header["error"]
     public = {k: np.asarray(v) for k, v in named(engine, state).items()}
     header, _ = decode(sites.workers[1].handle(encode({"action": "finish", "round": 2}, public)))
     assert "error" not in header
     _, kept = decode((tmp_path / "east" / "runs" / "r" / "solution.safetensors").read_bytes())
     assert kept["x"].shape == (samples,)
     assert np.ptp(kept["x"]) > 0
-    header, _ = decode(sites.workers[1].handle(encode({"action": "reveal", "round": 2, "blocks": {}}, {})))
-    assert "not for others" in header["error"]
 
 
 def named(engine: Messaging, state: Any) -> dict[str, Any]:

@@ -92,6 +92,7 @@ class Ledger:
             if self._left_out:
                 line["left_out"] = self._left_out
             data = json.dumps(line).encode()
+            self.path.touch(mode=0o600)
             with self.path.open("ab") as file:
                 file.write(data + b"\n")
                 file.flush()
