@@ -12,8 +12,10 @@ import tomli_w
 from rich.console import Console
 
 import fedbilevel as fb
+from admission import admitted, created
 from fedbilevel.federation import ledger, project, schema
 from fedbilevel.federation.consent import MOST_REFUSALS, REFUSALS, Consent, Rules, check_run_name, digest
+from fedbilevel.federation.kits import Kit
 from fedbilevel.federation.preview import FACTS, preview
 from fedbilevel.federation.rows import load
 from fedbilevel.federation.study import Study, facts_of_copy
@@ -40,6 +42,12 @@ def site(folder: Path, consent: Consent) -> Worker:
     place.mkdir(exist_ok=True)
     Settings("north", str(write(place / "rows.csv", table(200))), consent=consent).save(place)
     return Worker(place)
+
+
+def installed(folder: Path) -> Path:
+    """The folder of a site with its kit."""
+    Kit.read(admitted(created(folder / "home", north="site"), "north", folder / "site")).keep(folder / "site")
+    return folder / "site"
 
 
 def hello(worker: Worker, study: str, run: str = "r") -> bytes:
@@ -122,9 +130,7 @@ def test_studies_that_rules_allow_are_limited_in_number(tmp_path: Path) -> None:
 
 
 def test_the_study_is_shown_in_words(tmp_path: Path) -> None:
-    kit = tmp_path / "site"
-    kit.mkdir()
-    (kit / "kit.json").write_text(json.dumps({"party": "north", "federation": "hospitals"}))
+    kit = installed(tmp_path)
     data = write(tmp_path / "rows.csv", table(200))
     said = io.StringIO()
     settings = Settings("north", str(data), {"age": "age"})
@@ -143,9 +149,7 @@ def test_the_study_is_shown_in_words(tmp_path: Path) -> None:
 
 
 def test_what_a_coordinator_wrote_does_not_command_the_terminal(tmp_path: Path) -> None:
-    kit = tmp_path / "site"
-    kit.mkdir()
-    (kit / "kit.json").write_text(json.dumps({"party": "north", "federation": "hospitals"}))
+    kit = installed(tmp_path)
     odd = "[bold]\x1b[2Jage"
     rows = table(200)
     rows[0][0] = odd

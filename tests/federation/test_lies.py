@@ -25,7 +25,7 @@ from fedbilevel.federation.rows import load
 from fedbilevel.federation.study import Study, site_weights, sums
 from fedbilevel.storage.arrays import decode, encode
 from fedbilevel.tasks.sites import together
-from fuzzed import IMAGES, SCHEMA, Sites, table, write
+from fuzzed import IMAGES, SCHEMA, Sites, cloned, table, write
 
 Facts = dict[str, np.ndarray]
 
@@ -175,8 +175,10 @@ def test_a_wrong_upload_is_the_failure_of_that_site_alone(
     assert {"auc_east", "auc_south"} <= found.keys()
     assert {"round", "seconds", "0", "rows"}.isdisjoint(found)
     sites.change = lambda kind, answer: UPLOADS[upload](answer) if kind in ("commit", "finish") else answer
+    before = [cloned(worker) for worker in sites.workers]
     assert set(engine.finish(engine.advance(after, 1))) <= {"north"}
     sites.change = lambda kind, answer: answer
+    sites.workers[:] = before  # the end of a run is the end for a worker
     engine.advance(after, 1)
 
 

@@ -56,6 +56,7 @@ from fedbilevel.federation.study import (
 )
 from fedbilevel.federation.worker import SECRET, Settings, Worker
 from fedbilevel.storage.arrays import decode, encode
+from fedbilevel.storage.checkpoints import Saved
 from fedbilevel.storage.run_folder import RunFolder
 from fedbilevel.tasks.sites import divided, together
 from helpers import here, small_disk
@@ -707,6 +708,7 @@ def test_a_party_that_was_added_does_not_disturb_a_run(tmp_path: Path) -> None:
     home, serving = made(tmp_path)
     RunFolder(home / "runs" / "r").enter("running", sites=["a", "b"])
     serving.session, serving.seen = Session(), ["a", "b", "c"]
+    serving.attendance.see(serving.seen)
     serving._watch("job", "r", frozenset(["a", "b"]))
     assert not serving.session.aborted
     serving.next_look = 0.0
@@ -768,7 +770,7 @@ def test_a_dry_run_says_what_would_leave_and_changes_nothing(tmp_path: Path) -> 
         "the task regularization with fedbio, 3 rounds",
         "reads the columns age, pain, smokes, ill",
         "has 80 rows",
-        "sum values over the training rows",
+        "of every column, the sum of its values",
         "descend: x[5], y.bias[]",
         "Never sent: rows",
     ):
@@ -929,12 +931,13 @@ def test_a_site_that_could_not_set_up_is_asked_again_later(tmp_path: Path, monke
 def test_a_run_whose_sites_were_revoked_ends_with_a_sentence(tmp_path: Path) -> None:
     home, serving = made(tmp_path)
     serving.session = Jobs()
-    serving.session.disable_client = lambda name: None  # pyright: ignore
     run = RunFolder(home / "runs" / "r")
     (run.path / "study.toml").write_text(study(tmp_path).text)
     run.enter("wanted", asked=1.0, sites=["a", "b", "c"])
+    given = tuple(project.Issued(name, f"{number:040x}", name, 2e9) for number, name in enumerate("abc"))
+    project.save(dataclasses.replace(project.load(home), certificates=given), home)
     for name in "bc":
-        project.save(dataclasses.replace(project.load(home), revoked=(*project.load(home).revoked, name)), home)
+        setup.revoke(home, name)
     serving._supervise()
     assert run.info()["status"] == "failed"
     assert run.info()["failure"] == "the run needs 2 sites, and too few are left: b, c cannot take part any more."
@@ -1030,6 +1033,6 @@ def test_a_run_that_gets_nowhere_is_tried_less_and_less_often(tmp_path: Path) ->
         pauses.append(serving.paused_until["r"] - time.monotonic())
     assert pauses[0] <= 0
     assert pauses[-1] > 55
-    run.note(round=5)
+    run.checkpoints().save("r", {}, 5, Saved(None, [], 0.0))
     serving._pause("r", run.info())
     assert serving.paused_until["r"] <= time.monotonic()
