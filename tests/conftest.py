@@ -17,9 +17,16 @@ from fedbilevel.storage import compiled
 jax.config.update("jax_enable_x64", True)
 # Most of the time of the suite is compilation, of programs that then run for milliseconds: hardly optimised, they are
 # there in half the time. What tests start as a command is optimised as for users.
-QUICKLY = " --xla_backend_optimization_level=1 --xla_llvm_disable_expensive_passes=true"  # level 0 computes NaN
+QUICKLY = " ".join(
+    (
+        "--xla_backend_optimization_level=1",  # level 0 computes NaN
+        "--xla_llvm_disable_expensive_passes=true",
+        "--xla_cpu_use_fusion_emitters=false",
+        "--xla_cpu_parallel_codegen_split_count=1",
+    )
+)
 before = os.environ.get("XLA_FLAGS")
-os.environ["XLA_FLAGS"] = f"{before or ''}{QUICKLY} --xla_cpu_parallel_codegen_split_count=1"
+os.environ["XLA_FLAGS"] = f"{before or ''} {QUICKLY}"
 jax.devices()  # reads the flags
 if before is None:
     del os.environ["XLA_FLAGS"]

@@ -28,6 +28,7 @@ import numpy as np
 import tomli_w
 
 import fedbilevel as fb
+from admission import admitted, created
 from fedbilevel.engines.messaging.local import Local
 from fedbilevel.engines.messaging.post import Post
 from fedbilevel.engines.messaging.protocol import Echo, Failed, unpack
@@ -36,14 +37,17 @@ from fedbilevel.engines.participation import Everyone
 from fedbilevel.engines.plan import trace
 from fedbilevel.engines.program import Program, without
 from fedbilevel.errors import FedbilevelError, RoundLost
+from fedbilevel.federation import kits as kits_of
 from fedbilevel.federation import ledger, project, schema
 from fedbilevel.federation.consent import Consent, Rules, digest
 from fedbilevel.federation.engine import Federation, metrics_of
+from fedbilevel.federation.kits import Kit
 from fedbilevel.federation.rows import load
 from fedbilevel.federation.study import Study, facts_of_copy, server_task, site_weights
 from fedbilevel.federation.worker import Settings, Worker
 from fedbilevel.storage.arrays import decode, encode, rebuild
 from fedbilevel.storage.checkpoints import Checkpoints, Saved
+from fedbilevel.storage.files import write_privately
 from fedbilevel.tasks import SITE_TASKS
 from fedbilevel.tasks.sites import together
 from fuzz import Outcome, Unexpected, mutated_bytes, mutated_csv, mutated_message, mutated_toml, mutated_value, odd, run
@@ -150,8 +154,9 @@ def played() -> list[tuple[Sites, Federation, State]]:
         sites = Sites(folder, task)
         engine, state = sites.set_up()
         engine.metrics(state)
+        before = [cloned(worker) for worker in sites.workers]
         engine.finish(state)
-        sites.recording = False
+        sites.workers[:], sites.recording = before, False  # the end of a run is the end for a worker
         made.append((sites, engine, state))
     return made
 
@@ -284,42 +289,45 @@ def schemas(folder: Path) -> Attempt:
 
 
 def kits(folder: Path) -> Attempt:
-    """Start-up kits, read as ``join`` does."""
-    about = {
-        "federation": "h", "party": "a", "role": "site", "host": "localhost", "port": 8102, "experiment": "",
-        "fedbilevel": "0.1.0",
-    }  # fmt: skip
-    parts = {"kit.json": json.dumps(about).encode()}
-    parts |= {f"startup/{name}": b"x" * 200 for name in ("client.crt", "client.key", "rootCA.pem", "fed_client.json")}
+    """Start-up kits, read and kept as ``join`` does."""
+    real = Kit.read(admitted(created(folder, a="site"), "a", folder / "of a"))
+    parts, key = dict(real.files), (folder / "of a" / kits_of.STARTUP / kits_of.KEY).read_bytes()
+    about = json.loads(parts[kits_of.ABOUT])
+    ours = {path.name for path in folder.iterdir()} | {"a.zip", "deep"}
 
     def attempt(rng: random.Random) -> None:
         inside, out = dict(parts), io.BytesIO()
-        kind = rng.randrange(6)
+        kind = rng.randrange(7)
         if kind == 0:
-            inside["kit.json"] = json.dumps(mutated_value(rng, about)).encode()
+            inside[kits_of.ABOUT] = json.dumps(mutated_value(rng, about)).encode()
         elif kind == 1:
-            inside["kit.json"] = mutated_bytes(rng, inside["kit.json"])
+            name = rng.choice(sorted(inside))
+            inside[name] = mutated_bytes(rng, inside[name])
         elif kind == 2:
             name = rng.choice(sorted(inside))
             inside[rng.choice(["../x", "/abs", "a\\..\\b", "startup", "kit.json/x", "", "a" * 300])] = inside.pop(name)
         elif kind == 3:
             inside[rng.choice(sorted(inside))] = b"\0" * (50 << 20)  # a bomb: 50 kB
+        elif kind == 4:
+            name, other = rng.sample(sorted(inside), 2)
+            inside[name] = inside[other]
         with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as file:
             for name, content in inside.items():
                 entry = zipfile.ZipInfo(name)
-                entry.external_attr = rng.choice([0o600 << 16, 0o600 << 16, 0o120777 << 16])  # a link
+                entry.external_attr = rng.choice([0o600, 0o600, 0o600, 0o120777]) << 16  # the last is a link
                 file.writestr(entry, content, zipfile.ZIP_DEFLATED)
-        data = mutated_bytes(rng, out.getvalue()) if kind > 3 else out.getvalue()
+        data = mutated_bytes(rng, out.getvalue()) if kind > 4 else out.getvalue()
         (folder / "a.zip").write_bytes(data)
         place = folder / "deep" / "site"
+        write_privately(place / kits_of.STARTUP / kits_of.KEY, key)
         try:
-            project.unpack(folder / "a.zip", place)
+            Kit.read(folder / "a.zip").keep(place)
         finally:
-            escaped = {path.name for path in (folder, folder / "deep") for path in path.glob("*")} - {
-                "a.zip", "deep", "site"
-            }  # fmt: skip
-            if escaped:
-                raise Unexpected(f"it wrote {escaped}")
+            kept = {path.name for path in (place / kits_of.STARTUP).iterdir()} - {*parts, kits_of.KEY}
+            escaped = {path.name for path in folder.iterdir()} - ours
+            escaped |= {path.name for path in (folder / "deep").glob("*")} - {"site"}
+            if escaped or kept:
+                raise Unexpected(f"it wrote {escaped | kept}")
             shutil.rmtree(folder / "deep", ignore_errors=True)
 
     return attempt

@@ -16,8 +16,9 @@ pytest.importorskip("nvflare")
 
 from test_real_processes import LONG, Running, exchanges, gone, same, wait
 
-from fedbilevel.federation import project
-from fedbilevel.federation.worker import LEDGER
+from admission import admitted
+from fedbilevel.federation import project, setup
+from fedbilevel.federation.ledger import LEDGER
 
 MALICIOUS = r'''
 """Makes the site that starts with it call another one, in every way that FLARE has."""
@@ -160,7 +161,8 @@ def test_a_run_goes_on_whatever_connects(running: Running) -> None:
             took = ""
             if kind == "half-open":
                 began = time.monotonic()
-                running.join("new", project.add(running.home, "new"))
+                setup.add(running.home, "new")
+                running.join("new", admitted(running.home, "new", running.folder / "new"))
                 said = (running.folder / "new.log").read_text
                 wait(lambda: "new" in running.connected(), 240, said)
                 took = f"; a new site joined after {time.monotonic() - began:.0f} s"

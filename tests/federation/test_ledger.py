@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import fedbilevel as fb
-from fedbilevel.federation import ledger, project
+from fedbilevel.federation import ledger, project, setup
 from fedbilevel.federation.ledger import DONE, EXCHANGES, LEDGER, Ledger, verify
 from helpers import here
 
@@ -164,9 +164,10 @@ def test_the_command_says_whether_ledgers_are_intact(tmp_path: Path) -> None:
 def test_the_coordinator_keeps_ledgers_of_the_same_kind(tmp_path: Path) -> None:
     home = tmp_path / "hospitals"
     (home / "runs" / "r").mkdir(parents=True)
-    project.save(project.Project("hospitals", "localhost", 8102, {"a": "site", "b": "site"}, "", ()), home)
+    given = project.Issued("b", f"{1:040x}", "key", 2e9)
+    project.save(project.Project("hospitals", "localhost", 8102, {"a": "site", "b": "site"}, "", (given,)), home)
     (home / "server").mkdir()
-    project.revoke(home, "b")
+    setup.revoke(home, "b")
     project.note(home, "run requested", run="r")
     done = list(ledger.lines(home / DONE))
     assert [line["action"] for line in done] == ["revoked", "run requested"]

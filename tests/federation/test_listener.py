@@ -132,9 +132,16 @@ def test_a_running_server_does_not_notice_an_attack(authority: Authority, port: 
     print(f"{kind}: {made.split()[-1]} connections made, {grown / 1e3:.0f} MB")
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it leaves its port open
-def test_flares_own_listener_still_needs_this(authority: Authority) -> None:
+def test_flares_own_listener_still_needs_this(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
     """One connection that says nothing keeps everybody out: when it no longer does, ours is superfluous."""
+    made: list[tcp_driver.TcpStreamServer] = []
+
+    class Flares(tcp_driver.TcpStreamServer):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr(tcp_driver, "TcpStreamServer", Flares)
     assert socket_conn.MAX_FRAME_SIZE > 1 << 30
     with contextlib.contextmanager(serve)(authority) as number:
         address = ("127.0.0.1", number)
@@ -144,6 +151,8 @@ def test_flares_own_listener_still_needs_this(authority: Authority) -> None:
                 break
         with silent, socket.create_connection(address, 2) as plain, pytest.raises(TimeoutError):
             authority.client_context("east").wrap_socket(plain)
+    for server in made:  # it leaves its port open
+        server.server_close()
 
 
 class Open:

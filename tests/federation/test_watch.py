@@ -1,5 +1,6 @@
 """The live pages of a federation: what they say, also in a real browser, and that nothing ends them; health."""
 
+import dataclasses
 import datetime
 import json
 import shutil
@@ -20,11 +21,11 @@ import fedbilevel as fb
 
 pytest.importorskip("nvflare")
 
-from fedbilevel.federation import health, presence, project
-from fedbilevel.federation.server import EXCHANGES
+from fedbilevel.federation import health, presence, project, setup
+from fedbilevel.federation.ledger import EXCHANGES, LEDGER
 from fedbilevel.federation.watch import page_of
 from fedbilevel.federation.watch.progress import DRAWN, RunProgress, Thinned
-from fedbilevel.federation.worker import LEDGER, SETTINGS
+from fedbilevel.federation.worker import SETTINGS
 from fedbilevel.report.watch import Watch
 from fedbilevel.storage.files import alone
 from fedbilevel.storage.run_folder import RECORDS
@@ -163,7 +164,9 @@ def test_the_coordinators_page_says_who_is_there_and_how_the_run_goes(serving: P
 
 def test_a_revoked_site_is_shown_as_such(serving: Path) -> None:
     (serving / "server").mkdir(exist_ok=True)
-    project.revoke(serving, "va")
+    given = project.Issued("va", f"{1:040x}", "key", 2e9)
+    project.save(dataclasses.replace(project.load(serving), certificates=(given,)), serving)
+    setup.revoke(serving, "va")
     above = page_of(serving).content().above
     assert above.count(">revoked<") == 1
     assert "1 <small>of 1</small>" in above  # the others are there

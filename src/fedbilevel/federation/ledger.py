@@ -221,9 +221,11 @@ def described(arrays: Mapping[str, Any]) -> dict[str, Any]:
 
     norm = lambda array: float(np.linalg.norm(np.asarray(array, float)))
     one = lambda array: {} if array.ndim else {"value": float(array)}
-    return {
-        name: {"shape": list(a.shape), "type": str(a.dtype), "norm": norm(a), **one(a)} for name, a in arrays.items()
-    }
+    with np.errstate(over="ignore"):  # then the norm is infinite
+        return {
+            name: {"shape": list(a.shape), "type": str(a.dtype), "norm": norm(a), **one(a)}
+            for name, a in arrays.items()
+        }
 
 
 def _hash(data: bytes) -> str:

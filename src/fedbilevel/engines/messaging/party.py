@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,15 @@ from fedbilevel.storage.arrays import named_leaves, rebuild
 def all_finite(tree: Any) -> bool:
     """Whether all numbers of a tree are finite."""
     return all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(tree))
+
+
+def _key(arrays: Mapping[str, np.ndarray]) -> Key:
+    """The key for random numbers that travels with a message."""
+    with suppress(KeyError, TypeError, ValueError):
+        key = jax.random.wrap_key_data(jnp.asarray(arrays["key"]))
+        if key.shape == ():  # not several
+            return key
+    raise FedbilevelError("this message has no key for random numbers.")
 
 
 Answer = tuple[protocol.Message, Mapping[str, Any]]
@@ -108,7 +118,7 @@ class Party:
         if message.session == self.session:  # it has done this
             return Done(), {}
         self.vault.run, self.held = message.run, {}
-        x, y = self.program.problem.start(jax.random.wrap_key_data(jnp.asarray(arrays["key"])))
+        x, y = self.program.problem.start(_key(arrays))
         if message.given_x:
             x = Vector(rebuild({"x": x.tree}, arrays)["x"], "x")
         if message.given_y:
@@ -153,14 +163,16 @@ class Party:
                 return Done(last.finite), last.reply  # its answer did not arrive
             if message.answers != len(self.answers):
                 raise FedbilevelError("it does not hold what happened in this round, and waits for the next one.")
-        self.held.update({message.serials[name]: array for name, array in arrays.items() if name != "key"})
+        key, sent = _key(arrays), {name: array for name, array in arrays.items() if name != "key"}
+        if not sent.keys() <= message.serials.keys():
+            raise FedbilevelError("this message has arrays that it does not name.")
+        self.held.update({message.serials[name]: array for name, array in sent.items()})
         if any(serial not in self.held for serial in message.serials.values()):
             raise Lost("it no longer has what was sent before.")
         received = {name: self.held[serial] for name, serial in message.serials.items()}
         projected = self._projected(message.projections)
         broadcast = self._with_blocks(exchange.broadcast, received, message.blocks, {**self.blocks, **projected})
         scope = "run" if self.program.algorithm.remembers == "run" else message.scope
-        key = jax.random.wrap_key_data(jnp.asarray(arrays["key"]))
         memory, upload = _call(
             self.program, exchange.method, self.data, jnp.asarray(self.id), key, self.memory.get(scope), broadcast
         )

@@ -96,7 +96,7 @@ class CoordinatorPage(live.Live):
     def _owners(self, ends: dict[str, float]) -> dict[str, float | None]:
         """Certificates that are in use, by the words for their owners."""
         parties = {
-            name: expiry.of_party(ends, name) for name in self.project.parties if name not in self.project.revoked
+            name: expiry.of_party(ends, name) for name in self.project.parties if name not in self.project.excluded
         }
         return {"the server": ends.get(self.project.host), "the authority": ends.get(expiry.AUTHORITY), **parties}
 
