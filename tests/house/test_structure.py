@@ -2,8 +2,10 @@
 
 import ast
 import dataclasses
+import importlib
 import inspect
 import itertools
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -84,6 +86,35 @@ def code_lines(text: str) -> int:
     skipped = {line for node in docstrings for line in range(node.lineno, (node.end_lineno or 0) + 1)}
     lines = enumerate(text.splitlines(), 1)
     return sum(bool(line.strip()) and not line.strip().startswith("#") and n not in skipped for n, line in lines)
+
+
+def does_something(method: object) -> bool:
+    """Whether a method has a body: more than to raise an exception, or to return a constant."""
+    function = method.fget if isinstance(method, property) else getattr(method, "__func__", method)
+    if not inspect.isfunction(function) or getattr(function, "__isabstractmethod__", False):
+        return False
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    assert isinstance(node, ast.FunctionDef)
+    first = node.body[ast.get_docstring(node) is not None :][:1]
+    constant = [isinstance(each, ast.Return) and isinstance(each.value, ast.Constant | None) for each in first]
+    return bool(first) and not (constant[0] or isinstance(first[0], ast.Raise | ast.Pass))
+
+
+def test_no_method_that_does_something_is_overridden() -> None:
+    """A class is what its base says it is: only abstract methods, and hooks that do nothing, are filled in."""
+    names = [".".join(path.relative_to(SOURCE.parent).with_suffix("").parts) for path in FILES]
+    modules = [importlib.import_module(name) for name in names if not name.endswith("__main__")]
+    kinds = {kind for module in modules for _, kind in inspect.getmembers(module, inspect.isclass)}
+    ours = {kind for kind in kinds if kind.__module__.startswith("fedbilevel")}
+    overridden = [
+        f"{kind.__module__}.{kind.__name__}.{name}"
+        for kind in ours
+        for name, method in vars(kind).items()
+        for base in kind.__mro__[1:]
+        if base in ours and not name.startswith("__") and does_something(vars(base).get(name))
+        if inspect.isfunction(getattr(method, "__func__", method)) or isinstance(method, property)
+    ]
+    assert not overridden
 
 
 @pytest.mark.parametrize("path", sorted(SOURCE.glob("*/__init__.py")), ids=lambda p: p.parent.name)

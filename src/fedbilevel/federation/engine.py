@@ -1,6 +1,5 @@
 """The server's engine of a federation: messages to sites, metrics from sites."""
 
-import contextlib
 import math
 import warnings
 from collections.abc import Mapping
@@ -27,10 +26,8 @@ class Federation(Messaging):
     def metrics(self, state: State) -> Mapping[str, Any]:
         """The metrics of every site on its own rows, and their means."""
         if self.task is not None:
-            try:
-                return self.task.measured(*super().solution(state))
-            except NoQuorum:  # somebody is offline, and its part is needed
-                return {}
+            x, y = self.solution(state)
+            return self.task.measured(x, y) if jax.tree.leaves(x) and jax.tree.leaves(y) else {}  # somebody is offline
         found = {
             self.names[m]: {name: value for name, value in numbers.items() if name in self.metric_names}
             for m, numbers in self.evaluate(state).items()
@@ -41,11 +38,13 @@ class Federation(Messaging):
         # A mean has its name even if a site is called so that its own metric would have the same.
         return {**single, **means, "sites": len(found)}
 
-    def solution(self, state: State) -> tuple[Any, Any]:
+    @property
+    def reveals(self) -> bool:
+        """Only what is no secret."""
+        return self.task is not None
+
+    def incomplete(self, state: State, reason: NoQuorum) -> tuple[Any, Any]:
         """x and y, without what stays at real sites, or at sites that are offline: that is an empty tree."""
-        if self.task is not None:
-            with contextlib.suppress(NoQuorum):
-                return super().solution(state)
         parts, structure = split_vectors(state.server)
         nothing = Vector({}, "x", owned=True)
         whole = jax.tree.unflatten(structure, [nothing if is_block(part) else part for part in parts])

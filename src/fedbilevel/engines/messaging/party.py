@@ -263,8 +263,11 @@ class Party:
         """The broadcast, with the client's own blocks where the server only has names."""
         parts, structure = split_vectors(shapes)
         public = iter(split_vectors(rebuild(without(shapes, self.program.private), received))[0])
-        mine = lambda number: Vector(self._combine(own[str(number)], blocks), "x")
-        whole = [mine(n) if self.program.private(part) else next(public) for n, part in enumerate(parts)]
+        private = [n for n, part in enumerate(parts) if self.program.private(part)]
+        if not {str(n) for n in private} <= own.keys():
+            raise FedbilevelError("this message does not say what a private block is.")
+        mine = {n: Vector(self._combine(own[str(n)], blocks), "x") for n in private}
+        whole = [mine[n] if n in mine else next(public) for n in range(len(parts))]
         return jax.tree.unflatten(structure, whole)
 
     def _projected(self, projections: dict[str, dict[str, float]]) -> dict[str, Any]:

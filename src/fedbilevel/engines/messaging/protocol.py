@@ -43,7 +43,12 @@ class Message:
     @property
     def kind(self) -> str:
         """Messages of one kind are answered by the same compiled program."""
-        return self.action
+        return f"{self.action} {self.program}".strip()
+
+    @property
+    def program(self) -> str:
+        """Which one, if there are several for this message."""
+        return ""
 
 
 @dataclass(frozen=True)
@@ -139,8 +144,9 @@ class Run(Message):
     commit: Commit | None = None
 
     @property
-    def kind(self) -> str:
-        return f"run {self.exchange}"
+    def program(self) -> str:
+        """There is one for each exchange of a round."""
+        return self.exchange
 
 
 @dataclass(frozen=True)

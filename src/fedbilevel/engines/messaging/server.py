@@ -355,14 +355,30 @@ class Messaging:
         self._join(key, None, None, round, commits)
         return State(key, server, round, bool(known["finite"]), known["served"], known["calls"], commits)
 
+    @property
+    def reveals(self) -> bool:
+        """Whether clients send private parts of the solution when they are asked."""
+        return True
+
     def solution(self, state: State) -> tuple[Any, Any]:
-        """The current x and y in the user's structure; private blocks and local y are gathered from clients that
-        reveal them.
-        """
+        """The current x and y in the user's structure."""
         remembers = self.program.algorithm.remembers == "run"
         if not remembers and not any(is_block(part) for part in split_vectors(state.server)[0]):
             x, y = self.program.algorithm.solution(state.server, None)
             return x.tree, y.tree
+        try:
+            return self._gathered(state, remembers)
+        except NoQuorum as reason:
+            return self.incomplete(state, reason)
+
+    def incomplete(self, state: State, reason: NoQuorum) -> tuple[Any, Any]:
+        """What stands for a solution whose private parts are missing."""
+        raise reason
+
+    def _gathered(self, state: State, remembers: bool) -> tuple[Any, Any]:
+        """The solution with private blocks and local y of all clients."""
+        if not self.reveals:
+            raise NoQuorum("the clients keep their parts of the solution")
         parts, structure = split_vectors(state.server)
         blocks = {str(n): part.terms for n, part in enumerate(parts) if is_block(part)}
         answers = []
