@@ -22,8 +22,8 @@ class FedbilevelError(Exception):
     """An error whose message is meant for the user. The command line prints it and exits with code 2."""
 
     def __str__(self) -> str:
-        """The sentence, whatever it quotes."""
-        return readable(super().__str__())
+        """The sentence, whatever it quotes. Not what KeyError, another base of some, would make of it."""
+        return readable(Exception.__str__(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle for another process, whatever arguments it was made with; results stay where they are."""
@@ -99,9 +99,6 @@ class UnknownName(FedbilevelError, KeyError):
         near = difflib.get_close_matches(name[:100], known, n=1, cutoff=0.5)
         hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}."
         super().__init__(f"{place}there is no {kind} called '{name[:60]}': {hint}")
-
-    # KeyError prints the representation of its argument; we want the sentence itself.
-    __str__ = FedbilevelError.__str__
 
 
 class Names(dict[str, T]):

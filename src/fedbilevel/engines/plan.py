@@ -8,7 +8,7 @@ scalars (a time, a flag) are not counted as floats, but their bytes are.
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -176,7 +176,12 @@ class _PlannedClients(ProgramClients):
         if asked not in self.traced:
             tally = Tally()
             client = self.program.layout.client(self.program.problem, self.data, 0, self.data.weights[0], tally)
-            self.traced[asked] = jax.jit(partial(call, step, client)), tally
+
+            def counted(*arguments: Any) -> Any:
+                tally.clear()  # jit may trace again, for a number of weak type for instance
+                return call(step, client, *arguments)
+
+            self.traced[asked] = jax.jit(counted), tally
         return self.traced[asked]
 
     def _size(self, message: Any, held: dict[int, Any]) -> tuple[int, int]:

@@ -26,6 +26,7 @@ from fedbilevel.engines.exchanges import Position
 from fedbilevel.engines.messaging.blocks import Blocks, is_block
 from fedbilevel.engines.messaging.clients import Counts, MessageClients, MessageCohort, Scope
 from fedbilevel.engines.messaging.commits import Commits, Returns
+from fedbilevel.engines.messaging.holdings import Holdings
 from fedbilevel.engines.messaging.party import all_finite
 from fedbilevel.engines.messaging.post import Answers, Post, Transport
 from fedbilevel.engines.messaging.protocol import Commit, Done, Evaluate, Failed, Finish, Join, Reveal, Run
@@ -86,15 +87,7 @@ class Messaging:
         self._attempts = itertools.count(1)
         self.returns = Returns(self.names)
         self.unjoined: dict[int, tuple[Join, dict[str, Any]]] = {}  # who was away when the others joined
-        # Arrays that clients may hold, by their id; they are kept so that the id stays taken.
-        self._serials: dict[int, tuple[str, Any]] = {}
-        self._numbers = itertools.count()
-        self._held: list[set[str]] = [set() for _ in weights]
-
-    def _serial(self, leaf: Any) -> str:
-        if id(leaf) not in self._serials:
-            self._serials[id(leaf)] = (str(next(self._numbers)), leaf)
-        return self._serials[id(leaf)][0]
+        self._holdings = Holdings(len(weights))
 
     def exchange(
         self,
@@ -127,20 +120,20 @@ class Messaging:
                 asked_for,
                 base=scope.commits.base(client),
                 answers=scope.answers.get(client, 0),
-                serials={name: self._serial(leaf) for name, leaf in leaves[client].items()},
+                serials={name: self._holdings.serial(leaf) for name, leaf in leaves[client].items()},
                 blocks={str(n): part.terms for n, part in enumerate(split_vectors(parts)[0]) if is_block(part)},
                 commit=scope.commits.pending.get(client),
             )
 
         def question(client: int) -> tuple[Run, dict[str, Any]]:
-            new = {k: a for k, a in leaves[client].items() if self._serial(a) not in self._held[client]}
+            new = {k: a for k, a in leaves[client].items() if not self._holdings.has(client, a)}
             return questions[client], {**{k: np.asarray(jnp.asarray(a)) for k, a in new.items()}, **own_key}
 
         most = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
         answers = self.post.ask({client: question(client) for client in questions}, most)
         again = [m for m, (answer, _) in answers.items() if isinstance(answer, Failed) and answer.reason == "lost"]
         for client in again:  # it was restarted, and needs everything
-            self._held[client].clear()
+            self._holdings.forget(client)
         answers |= self.post.ask({client: question(client) for client in again}, most) if again else {}
         scope.commits, answers = self.returns.heard(scope.commits, answers, round - 1)
         uploads: dict[int, Any] = {}
@@ -150,11 +143,11 @@ class Messaging:
                 if isinstance(answer, Failed):
                     raise FedbilevelError(answer.error)
                 upload = rebuild(shapes, reply)
-                self._held[client].update(questions[client].serials.values())
+                self._holdings.add(client, questions[client].serials.values())
                 finite = isinstance(answer, Done) and answer.finite and all_finite(upload)
                 (uploads if finite else strange)[client] = upload
             except FedbilevelError as error:
-                self._held[client].clear()  # who knows what arrived
+                self._holdings.forget(client)  # who knows what arrived
                 self.failures.append(Failure(round, asked_for.method, client, str(error)))
         if uploads:
             for client in strange:
@@ -238,7 +231,7 @@ class Messaging:
 
     def forget(self) -> None:
         """Forget what clients hold: other clients are asked next."""
-        self._held = [set() for _ in self.weights]
+        self._holdings.forget_all()
 
     def _end_round(self, key: Key, server: Any, ids: list[int], scope: Scope) -> State:
         """End a round: give the private parts of the state their lasting names. Clients forget the rest with the next
@@ -248,11 +241,8 @@ class Messaging:
         parts, structure = split_vectors(server)
         lasting = {f"state.{n}": part for n, part in enumerate(parts) if is_block(part)}
         public = without(server, is_block)
-        alive = {id(leaf) for leaf in jax.tree.leaves(public)}
         same_clients = isinstance(self.program.participation, Everyone)
-        self._serials = {k: v for k, v in self._serials.items() if k in alive and same_clients}
-        kept = {serial for serial, _ in self._serials.values()}
-        self._held = [held & kept for held in self._held]
+        held = self._holdings.keep(jax.tree.leaves(public) if same_clients else [])
         commit = Commit(
             session=self.session,
             attempt=scope.attempt,
@@ -260,7 +250,7 @@ class Messaging:
             answers=0,
             blocks={name: part.terms for name, part in lasting.items()},
             projections=scope.projections,
-            held=sorted(kept),
+            held=held,
         )
         # The start names the blocks of everybody, whoever was there.
         everybody = range(len(self.weights)) if round == 0 and self.program.lasting else ()
