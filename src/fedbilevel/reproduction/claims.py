@@ -63,7 +63,8 @@ class Judged:
         """The numbers of all statements, each with its condition and, where they differ, its outcome."""
         mixed = len({each.outcome for each in self.statements}) > 1
         named = lambda each: f"{each.condition} ({each.outcome})" if mixed else each.condition
-        return "; ".join(f"{named(s)}: {s.numbers}" if s.condition else s.numbers for s in self.statements)
+        parts = [[named(each) if each.condition else "", each.numbers] for each in self.statements]
+        return "; ".join(": ".join(filter(None, part)) for part in parts)
 
 
 class Judge:
@@ -79,8 +80,8 @@ class Judge:
         if claim.kind in ACROSS:
             outcome, numbers = kind(claim, panels) if all(judge._ran(claim, p) for p in panels) else _NOT_RUN
             return Judged(claim, [Statement("", outcome, numbers)])
-        judged = [(panel.title, *(kind(claim, panel) if judge._ran(claim, panel) else _NOT_RUN)) for panel in panels]
-        return Judged(claim, [Statement(*each) for each in judged])
+        parts = {p.title: kind(claim, p) if judge._ran(claim, p) else _NOT_RUN for p in panels}
+        return Judged(claim, [Statement(title, outcome, numbers) for title, (outcome, numbers) in parts.items()])
 
     def _ran(self, claim: Claim, panel: Panel) -> bool:
         return all(self.done.of(panel, self._method(label)) for label in claim.methods)
@@ -219,24 +220,31 @@ class Judge:
     def _best(self, claim: Claim, panels: Sequence[Panel]) -> Part:
         (label,) = claim.methods
         first, *others = ((panel, self._numbers(claim, panel, label)) for panel in panels)
-        compared = [
-            (panel.title, *better(first[1], of, self._sign(claim), claim.points)) for panel, of in others
-        ]
+        compared = [(panel.title, *better(first[1], of, self._sign(claim), claim.points)) for panel, of in others]
         outcome, note = self._closest(compared, self._columns(claim)[0])
         shown = (f"{panel.title}: {self._shown(claim, panel, label)}" for panel in panels)
         return outcome, f"{', '.join(shown)}{note}"
 
     def _spread(self, claim: Claim, panels: Sequence[Panel]) -> Part:
-        """Whether the first method varies least over the conditions, seed by seed."""
+        """Whether the first method varies least over the conditions, seed by seed; the ratios of spreads decide."""
         column = self._columns(claim)[0]
         spreads: dict[str, dict[int, float]] = {}
         for label in claim.methods:
             each = [self._numbers(claim, panel, label) for panel in panels]
             seeds = set.intersection(*({*of} for of in each))
             spreads[label] = {seed: float(np.ptp([of[seed] for of in each])) for seed in seeds}  # NaN if one is
+        logarithms = {
+            label: {
+                seed: math.log(max(number, 1e-12)) if not math.isnan(number) else number for seed, number in of.items()
+            }
+            for label, of in spreads.items()
+        }
         first, *others = claim.methods
-        compared = [(label, *better(spreads[first], spreads[label], -1, claim.points)) for label in others]
-        outcome, note = self._closest(compared, column)
+        compared = [(label, *better(logarithms[first], logarithms[label], -1, 0.0)) for label in others]
+        outcome = together(each for _, each, _ in compared)
+        label, lead = min(((b, lead) for b, each, lead in compared if each == outcome), key=lambda each: each[1].low)
+        low, ratio, high = (math.exp(number) for number in (lead.low, lead.number, min(lead.high, 700.0)))
+        note = f" ({label} {ratio:.1f} [{low:.1f}, {high:.1f}] times that of {first})" if lead.high < math.inf else ""
         shown = []
         for label, of in spreads.items():
             known = [*finished(of).values()]
@@ -283,7 +291,7 @@ class Judge:
         return together(step.within(least=0.0) for step in steps), f"{shown} (least step {least.shown(column)})"
 
 
-_NOT_RUN: Part = (Outcome.NOT_RUN, "not run")
+_NOT_RUN: Part = (Outcome.NOT_RUN, "")
 
 
 def _printed(text: str) -> tuple[float, float]:

@@ -4,7 +4,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -45,7 +45,7 @@ class Curve:
         return np.array([row[axis] for row in self.history], float)
 
     def mean(self, column: ResultColumn, against: str, share: float = 1.0) -> float:
-        """The mean of a column's metric over the last share of the way to its moment, on straight lines between rows."""
+        """The mean of a column's metric over the last share of the way to its moment, linear between rows."""
         if column.metric not in self.history[-1]:
             raise FedbilevelError(f"a run of {self.method.title} has no '{column.metric}' for '{column.title}'.")
         across, values = self.along(column.along or against), [row[column.metric] for row in self.history]

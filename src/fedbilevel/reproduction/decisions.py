@@ -78,7 +78,9 @@ def finished(numbers: Mapping[int, float]) -> dict[int, float]:
     return {seed: number for seed, number in numbers.items() if not math.isnan(number)}
 
 
-def better(first: Mapping[int, float], second: Mapping[int, float], sign: int, margin: float) -> tuple[Outcome, Interval]:
+def better(
+    first: Mapping[int, float], second: Mapping[int, float], sign: int, margin: float
+) -> tuple[Outcome, Interval]:
     """Whether the first is better than the second by more than a margin, and by how much, on the seeds of both.
 
     What diverges with any seed is behind what comes to its end with all of them; but where it is ahead with the

@@ -20,7 +20,6 @@ from fedbilevel.reproduction.files import ABOUT, CURVE_AXES, PARAMETERS, Reprodu
 from fedbilevel.reproduction.verdicts import headline, judged, verdict
 from fedbilevel.runs.grid import band
 
-
 RULES = "../docs/reproduction.md#how-claims-are-judged"
 
 
@@ -97,6 +96,7 @@ def _page(done: Reproduced, command: str) -> str:
         if not asked:
             continue
         lines += ["", f"## {heading}", ""]
+        lines += ["Differences are means over seeds, with 95 % intervals.", ""] if about == "method" else []
         lines += [_line(["claim", *(f"parameters: {PARAMETERS[kind]}" for kind in by)]), "|---" * (1 + len(by)) + "|"]
         for number in asked:
             cells = [f"**{of[number].word}**: {of[number].numbers}" for of in by.values()]
