@@ -158,6 +158,8 @@ class Judge:
 
     def _closest(self, compared: Sequence[tuple[str, Outcome, Interval]], column: ResultColumn) -> Part:
         """The outcome of comparisons with several others, and the one that decides it."""
+        if not compared:
+            return Outcome.UNDECIDED, ""
         outcome = together(each for _, each, _ in compared)
         deciding = [(label, lead) for label, each, lead in compared if each == outcome]
         label, lead = min(deciding, key=lambda each: math.inf if math.isnan(each[1].number) else each[1].number)
