@@ -1,4 +1,4 @@
 """Finding wrong labels in people's own tables and pictures: what ``fedbilevel clean`` and ``fb.clean`` do.
 
-Imports ``runs`` and the folders above it; ``report`` and ``cli`` import it.
+Imports ``report`` and the folders above it; ``cli`` imports it.
 """

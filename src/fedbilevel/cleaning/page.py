@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jinja2 import ChoiceLoader, FileSystemLoader
 from markupsafe import Markup
 
 from fedbilevel.cleaning.found import Found
 from fedbilevel.cleaning.shares import Share, confusion, shares
 from fedbilevel.errors import FedbilevelError, readable
-from fedbilevel.report.page import HERE, TEMPLATES
+from fedbilevel.report import page
 from fedbilevel.storage.files import write_atomically
 
 MOST_ROWS, MOST_PICTURES, MOST_GROUPS, MOST_COLUMNS = 60, 48, 100, 12
@@ -37,7 +38,9 @@ def cell(value: Any, most: int = 60) -> str:
     return readable(" ".join(text.split()), most) or "(empty)"
 
 
-TEMPLATES.filters |= {"percent": percent, "cell": cell, "thousands": lambda n: f"{n:,}"}
+HERE = Path(__file__).parent
+TEMPLATES = page.TEMPLATES.overlay(loader=ChoiceLoader([FileSystemLoader(HERE), FileSystemLoader(page.HERE)]))
+TEMPLATES.filters = {**page.TEMPLATES.filters, "percent": percent, "cell": cell, "thousands": lambda n: f"{n:,}"}
 
 
 def write(found: Found, path: Path) -> Path:
@@ -58,7 +61,7 @@ def render(found: Found) -> str:
     counted = confusion(suspects, found.classes)
     pairs = counted.pairs(20)
     gallery = found.pictures is not None
-    return TEMPLATES.get_template("cleaning.html").render(
+    return TEMPLATES.get_template("page.html").render(
         title=found.title,
         facts=_facts(found),
         warnings=found.warnings,
@@ -76,7 +79,7 @@ def render(found: Found) -> str:
         gain=_gain(found),
         exchanged=found.exchanged,
         settings=found.settings,
-        style=Markup("".join((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "cleaning.css"))),
+        style=Markup("".join((folder / "page.css").read_text(encoding="utf-8") for folder in (page.HERE, HERE))),
     )
 
 
