@@ -80,7 +80,8 @@ class CleanClassifier(ClassifierMixin, BaseEstimator):
 
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
         """The most likely class of every row."""
-        return self.classes_[self.predict_proba(X).argmax(1)]
+        likely = self.predict_proba(X).argmax(1)
+        return self.classes_[likely]
 
     @staticmethod
     def _column(values: Any, rows: int, name: str) -> np.ndarray:
