@@ -33,6 +33,8 @@ from fedbilevel.algorithms import (
     SimFBO,
     StocBiO,
 )
+from fedbilevel.cleaning.clean import clean
+from fedbilevel.cleaning.found import Found
 from fedbilevel.core import (
     Algorithm,
     Client,
@@ -94,6 +96,7 @@ __all__ = [
     "FedMSA",
     "FedNest",
     "FedbilevelError",
+    "Found",
     "Independent",
     "Interrupted",
     "LFedNest",
@@ -118,6 +121,7 @@ __all__ = [
     "Uniform",
     "Vector",
     "__version__",
+    "clean",
     "data",
     "diagnostics",
     "load",

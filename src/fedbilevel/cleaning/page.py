@@ -12,30 +12,14 @@ from markupsafe import Markup
 
 from fedbilevel.cleaning.found import Found
 from fedbilevel.cleaning.shares import Share, confusion, shares
-from fedbilevel.errors import FedbilevelError, readable
+from fedbilevel.cleaning.words import cell, percent
+from fedbilevel.errors import FedbilevelError
 from fedbilevel.report import page
 from fedbilevel.storage.files import write_atomically
 
 MOST_ROWS, MOST_PICTURES, MOST_GROUPS, MOST_COLUMNS = 60, 48, 100, 12
 MATRIX = 12  # classes that fit into a matrix
 THUMBNAIL = 160  # pixels
-
-
-def percent(share: float) -> str:
-    """A share for people.
-
-    >>> percent(0.0), percent(0.004), percent(0.123), percent(1.0)
-    ('0 %', '0.4 %', '12.3 %', '100 %')
-    """
-    return f"{100 * share:.1f}".removesuffix(".0") + " %"
-
-
-def cell(value: Any, most: int = 60) -> str:
-    """A value of somebody's table: short, on one line, and nothing for what is missing."""
-    if value is None or value != value or value is np.nan:
-        return ""
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    return readable(" ".join(text.split()), most) or "(empty)"
 
 
 HERE = Path(__file__).parent
@@ -161,5 +145,6 @@ def _gain(found: Found) -> dict[str, Any] | None:
     """Accuracy and loss on trusted rows that the model was not trained on."""
     if found.gain is None:
         return None
-    rows = [(name, (percent(each.accuracy), f"{each.loss:.3f}")) for name, each in found.gain.models.items()]
-    return {"headings": ["accuracy on trusted rows", "loss"], "rows": rows, "note": found.gain.note}
+    models = (("all labels as they were given", found.gain.given), ("the cleaned labels", found.gain.cleaned))
+    rows = [(name, (percent(score.accuracy), f"{score.loss:.3f}")) for name, score in models]
+    return {"headings": ["accuracy", "loss"], "rows": rows, "count": found.gain.rows}

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from fedbilevel.cleaning.folder import is_search
+from fedbilevel.cli import clean
 from fedbilevel.cli.compare import compare_and_show
 from fedbilevel.cli.options import (
     AlgorithmName,
@@ -64,7 +66,12 @@ def resume(
     rounds: Annotated[int | None, typer.Option(help="Continue to more rounds than the run was started with.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Continue an interrupted run or comparison; the result is the same as without the interruption."""
+    """Continue an interrupted run, comparison or search for wrong labels, to the same result as without the interruption."""
+    if is_search(folder):
+        if rounds is not None:
+            raise FedbilevelError("a search for wrong labels has its own number of rounds.")
+        clean.go_on(folder, as_json)
+        return
     with ending_well(f"Continue with: fedbilevel resume {folder}"):
         if (folder / comparisons.COMPARISON).exists():
             if rounds is not None:
