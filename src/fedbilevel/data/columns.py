@@ -28,12 +28,17 @@ class Table:
         names: of its columns.
         first: the number of its first row, as its owner counts them.
         load: the columns of some names, as lists, or as arrays of numpy or Arrow.
+        rows: how many it has; None where only its columns tell.
     """
 
     source: str
     names: tuple[str, ...]
     first: int
     load: Callable[[Sequence[str]], Mapping[str, Any]]
+    rows: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.read(self.names[:1])[self.names[0]]) if self.rows is None else self.rows
 
     def __post_init__(self) -> None:
         for name, times in Counter(self.names).items():

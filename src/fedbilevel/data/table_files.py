@@ -68,7 +68,7 @@ def frame_table(frame: Any, source: str = "the data frame") -> Table:
                 loaded[name] = list(columns[name])
         return loaded
 
-    return Table(source, tuple(str(name) for name in frame.columns), 0, load)
+    return Table(source, tuple(str(name) for name in frame.columns), 0, load, len(frame))
 
 
 def _of_text(path: Path) -> Table:
@@ -88,11 +88,14 @@ def _of_text(path: Path) -> Table:
             except csv.Error as error:
                 raise FedbilevelError(f"{source}, line {reader.line_num} cannot be read: {error}.") from None
     except UnicodeDecodeError:
-        raise FedbilevelError(f"{source}{_where_not_utf8(path, mark)} is not UTF-8 text: save it as 'CSV UTF-8'.") from None
+        raise FedbilevelError(
+            f"{source}{_where_not_utf8(path, mark)} is not UTF-8 text: save it as 'CSV UTF-8'."
+        ) from None
     except (OSError, MemoryError) as error:
         raise unreadable(source, error) from None
     columns = {name: pyarrow.chunked_array(pieces[place], pyarrow.large_string()) for place, name in enumerate(head)}
-    return Table(source, tuple(head), 2, lambda names: {name: columns[name] for name in names})
+    rows = len(columns[head[0]]) if head else 0
+    return Table(source, tuple(head), 2, lambda names: {name: columns[name] for name in names}, rows)
 
 
 def _text_columns(source: str, reader: Iterator[list[str]], word: str) -> tuple[list[str], list[list[Any]]]:
@@ -224,7 +227,7 @@ def _of_parquet(path: Path) -> Table:
             kinds = {name: file.schema_arrow.field(name).type for name in names}
         return {name: pyarrow.chunked_array([batch.column(name) for batch in batches], kinds[name]) for name in names}
 
-    return Table(source, names, 0, load)
+    return Table(source, names, 0, load, rows)
 
 
 def _of_function(source: str) -> Table:
