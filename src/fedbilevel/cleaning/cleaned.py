@@ -10,7 +10,7 @@ import numpy as np
 
 from fedbilevel.data.cells import written
 from fedbilevel.data.columns import is_arrow
-from fedbilevel.data.folders import picture_column
+from fedbilevel.data.folders import NAMED
 from fedbilevel.data.own_tables import Part
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _inputs(found: "Found", folder: Path | None = None) -> Iterator[tuple[str, P
         for column in columns:
             if column == found.data.label and labels:
                 columns[column] = _replaced(columns[column], labels)
-            if part.pictures is not None and folder is not None and column == picture_column(part.table):
+            if part.pictures is not None and folder is not None and column == _picture_column(part):
                 columns[column] = [os.path.relpath(path, folder) for path in part.pictures]
         yield name, part, {column: _filtered(values, keep) for column, values in columns.items()}
 
@@ -86,6 +86,11 @@ def _kept(found: "Found", number: int, rows: int) -> tuple[np.ndarray, dict[int,
         keep[found.data.row[own]] = False
         return keep, {}
     return keep, {int(found.data.row[n]): found.classes[found.findings.predicted[n]] for n in own}
+
+
+def _picture_column(part: Part) -> str:
+    """The column that names the pictures."""
+    return next(name for name in part.table.names if name.lower() in NAMED)
 
 
 def _replaced(column: Any, labels: Mapping[int, Any]) -> Any:

@@ -100,8 +100,8 @@ def run(asked: Search, data: OwnTable, folder: Path, progress: Progress | None =
     """Search, and write everything that was found into a folder."""
     with alone(folder):
         write_atomically(folder / CONFIG, asked.absolute().text().encode())
-        settings = {k: v for k, v in asdict(asked).items() if v not in (None, (), False)}
-        found = search(data, {"relabel": False, "thorough": False, **settings}, progress, folder / CHECKPOINTS)
+        settings = {k: v for k, v in asdict(asked).items() if v is not None and v != ()}
+        found = search(data, settings, progress, folder / CHECKPOINTS)
         save(found, folder)
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     return found
@@ -123,7 +123,11 @@ def save(found: Found, folder: Path) -> list[Path]:
 
 def summary(found: Found) -> dict[str, Any]:
     """What was found, in a few numbers, for programs."""
-    scores = {name: score._asdict() for name, score in (("given", found.findings.given), ("cleaned", found.findings.cleaned)) if score}
+    scores = {
+        name: score._asdict()
+        for name, score in (("given", found.findings.given), ("cleaned", found.findings.cleaned))
+        if score
+    }
     clients = [
         {k: v if isinstance(v, str | int | float | bool) else str(v) for k, v in row.items()}
         for row in found.noise.astype(object).to_dict("records")

@@ -11,7 +11,7 @@ from fedbilevel.cleaning.found import Found
 from fedbilevel.cleaning.words import cell, percent
 from fedbilevel.data.own_tables import OwnTable
 
-MOST_COLUMNS, MOST_CLIENTS, MOST_ROWS = 30, 20, 15
+MOST_CLIENTS, MOST_ROWS = 20, 15
 
 
 def text(value: Any, most: int = 40) -> Text:
@@ -20,27 +20,51 @@ def text(value: Any, most: int = 40) -> Text:
 
 
 def understood(data: OwnTable) -> Table:
-    """How the columns of a table were understood."""
-    rows = data.understood
-    sizes = f"{len(data):,} rows, {len(data.clients):,} client{'s' * (len(data.clients) != 1)}, {len(data.classes):,} classes"
-    trusted = 0 if data.trusted is None else int(data.trusted.sum())
-    title = f"{cell(data.source, 200)}: {sizes}, {trusted:,} trusted rows"
-    shown = Table(title=Text(title, style="italic"), title_justify="left")
-    for heading in ("column", "understood as", "what becomes of it"):
+    """What was understood of the columns of a table, those of a kind together."""
+    rows, clients, classes = len(data), len(data.clients), len(data.classes)
+    sizes = f"{rows:,} rows, {clients:,} client{'s' * (clients != 1)}, {classes:,} classes"
+    shown = Table(title=Text(f"{cell(data.source, 200)}: {sizes}"), title_justify="left", title_style="italic")
+    for heading in ("", "columns", "what they are"):
         shown.add_column(heading)
-    for name, kind, said in rows[:MOST_COLUMNS]:
-        shown.add_row(text(name), text(kind), text(said, 80))
-    if len(rows) > MOST_COLUMNS:
-        shown.add_row("...", f"{len(rows) - MOST_COLUMNS:,} more", "")
+    trusted = 0 if data.trusted is None else int(data.trusted.sum())
+    roles = {"label": listed(data.classes), "client": listed(data.clients), "trusted": f"{trusted:,} rows"}
+    kinds: dict[str, list[tuple[str, str]]] = {}
+    for name, kind, said in data.understood:
+        kinds.setdefault(kind, []).append((name, said))
+    for kind, columns in kinds.items():
+        names = listed([name for name, _ in columns])
+        said = roles.get(kind, columns[0][1] if len(columns) == 1 else _together([said for _, said in columns]))
+        shown.add_row(kind if len(columns) == 1 else f"{len(columns)} x {kind}", Text(names), Text(cell(said, 100) if said else ""))
     return shown
+
+
+def listed(names: Sequence[Any], most: int = 6) -> str:
+    """The first names of some.
+
+    >>> listed(["a", "b"]), listed(list("abcdefgh"), 2)
+    ('a, b', 'a, b and 6 more')
+    """
+    some = ", ".join(cell(name, 30) for name in names[:most])
+    return some if len(names) <= most else f"{some} and {len(names) - most:,} more"
+
+
+def _together(said: Sequence[str]) -> str:
+    """What is said of several columns."""
+    missing = sum("missing" in each for each in said)
+    same = said[0] if len(set(said)) == 1 else ""
+    return same or (f"values missing in {missing}" if missing else "")
 
 
 def per_client(found: Found) -> Table:
     """How many labels of each client are probably wrong."""
     noise = found.noise
-    order = np.argsort(-noise["noise"].to_numpy(float), kind="stable") if len(noise) > MOST_CLIENTS else range(len(noise))
+    order = (
+        np.argsort(-noise["noise"].to_numpy(float), kind="stable") if len(noise) > MOST_CLIENTS else range(len(noise))
+    )
     left = len(noise) - MOST_CLIENTS
-    title = "Labels that are probably wrong" + (f" (the {MOST_CLIENTS} clients with the largest shares)" if left > 0 else "")
+    title = "Labels that are probably wrong" + (
+        f" (the {MOST_CLIENTS} clients with the largest shares)" if left > 0 else ""
+    )
     shown = Table(title=title, title_justify="left")
     for heading in ("client", "rows", "trusted", "label issues", "wrong", "95 % interval"):
         shown.add_column(heading, justify="left" if heading == "client" else "right")

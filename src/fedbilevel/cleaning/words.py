@@ -5,13 +5,16 @@ from typing import Any
 from fedbilevel.errors import readable
 
 
-def percent(share: float) -> str:
-    """A share for people.
+def percent(share: Any) -> str:
+    """A share for people: never certain if it is not.
 
-    >>> percent(0.0), percent(0.004), percent(0.123), percent(1.0)
-    ('0.0 %', '0.4 %', '12.3 %', '100.0 %')
+    >>> percent(0.0), percent(0.0001), percent(0.123), percent(0.99996), percent(1.0)
+    ('0 %', '< 0.1 %', '12.3 %', '> 99.9 %', '100 %')
     """
-    return f"{100 * share:.1f} %"
+    if share in (0, 1):
+        return f"{100 * share:.0f} %"
+    text = f"{100 * share:.1f} %"
+    return {"0.0 %": "< 0.1 %", "100.0 %": "> 99.9 %"}.get(text, text)
 
 
 def cell(value: Any, most: int = 60) -> str:

@@ -47,7 +47,10 @@ def clean(
         Columns, typer.Option(metavar="COLUMN", help="Values are numbers; anything else is an error.")
     ] = None,
     relabel: Annotated[
-        bool, typer.Option("--relabel", help="Give suspects their likely label in the cleaned data, instead of dropping them.")
+        bool,
+        typer.Option(
+            "--relabel", help="Give suspects their likely label in the cleaned data, instead of dropping them."
+        ),
     ] = False,
     thorough: Annotated[bool, typer.Option("--thorough", help="Search longer, for about four times the cost.")] = False,
     seed: Annotated[int, typer.Option(help="Seed for everything random.")] = 0,
