@@ -10,6 +10,7 @@ import numpy as np
 from fedbilevel.algorithms import Alternating
 from fedbilevel.cleaning.findings import Exchanged, FinalModel, Findings, Noise, Score
 from fedbilevel.cleaning.scaling import Scale, Sums
+from fedbilevel.core.schedules import constant
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.runs.solve import solve
 from fedbilevel.tasks.label_errors import Candidate, Design, Kind, Said, label_errors, say
@@ -97,7 +98,7 @@ def clean_arrays(
         fold[rows] = folds_of(labels[rows], sure[rows], design.folds, np.random.default_rng([seed, m]))
     shards = [{"rows": r, "label": labels[r], "trusted": sure[r], "fold": fold[r]} for r in owned]
     task = label_errors(design, table, shards, len(labels), int(sure.sum()))
-    algorithm = Alternating(lr_upper=4.0, lr_lower=1.0, server="adam", lr_server=0.02)
+    algorithm = Alternating(lr_upper=4.0, lr_lower=1.0, server="adam", lr_server=constant(0.02))
     told = (lambda row: progress(row["round"], effort.rounds)) if progress else (lambda row: None)
     result = solve(task, algorithm, effort.rounds, seed, metrics=False, callbacks=[told], checkpoint=checkpoint)
 
