@@ -12,6 +12,7 @@ from fedbilevel.cleaning.search import clean_arrays
 from fedbilevel.data.own_tables import OwnTable
 from fedbilevel.data.reading import table
 from fedbilevel.errors import FedbilevelError, FedbilevelWarning
+from fedbilevel.runs.solve import check_seed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,6 +71,7 @@ def clean(
         raise FedbilevelError("give the labels either by the name of their column (label=) or as an array, not both.")
     if client is not None and clients is not None:
         raise FedbilevelError("give the clients either by the name of their column (client=) or as an array, not both.")
+    check_seed(seed)
     read = table(
         data,
         label=label if labels is None else labels,

@@ -34,7 +34,11 @@ def understood(data: OwnTable) -> Table:
     for kind, columns in kinds.items():
         names = listed([name for name, _ in columns])
         said = roles.get(kind, columns[0][1] if len(columns) == 1 else _together([said for _, said in columns]))
-        shown.add_row(kind if len(columns) == 1 else f"{len(columns)} x {kind}", Text(names), Text(cell(said, 100) if said else ""))
+        shown.add_row(
+            kind if len(columns) == 1 else f"{len(columns)} x {kind}",
+            Text(names),
+            Text(cell(said, 100) if said else ""),
+        )
     return shown
 
 
