@@ -86,10 +86,8 @@ class Found:
 
     @property
     def warnings(self) -> list[str]:
-        """What the user should know, in sentences."""
-        told = [*self.data.notes, self.findings.warning]
-        if not self.trusted.any():
-            told.insert(0, NO_TRUSTED)
+        """What the user should know about the results, in sentences."""
+        told = ["" if self.trusted.any() else NO_TRUSTED, self.findings.warning]
         return [sentence[:1].upper() + sentence[1:] for sentence in told if sentence]
 
     @property

@@ -49,6 +49,7 @@ def render(found: Found) -> str:
         title=found.title,
         facts=_facts(found),
         warnings=found.warnings,
+        notes=found.data.notes,
         clients=clients,
         clients_left=len(per_client) - len(clients),
         classes=classes,
