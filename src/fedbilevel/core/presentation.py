@@ -60,6 +60,7 @@ class Presentation:
         details: ``details(results) -> Details``, a table of what the solution looks like.
         picture: ``picture(results, figure)`` draws the solution on an empty matplotlib figure, whose size it may set.
         files: ``files(results, folder)`` writes further files for users of this task.
+        note: what to tell about the data before a run starts.
     """
 
     headline: Mapping[str, str] = field(default_factory=dict)
@@ -68,6 +69,7 @@ class Presentation:
     details: Callable[[Outcomes], Details] | None = None
     picture: Callable[[Outcomes, Any], None] | None = None
     files: Callable[[Outcomes, Path], None] | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,8 @@ class Task:
         metrics: ``metrics(x, y) -> {name: number}`` on the current solution, in the user's structure.
         choice: ``choice(x, y) -> number``, the loss that tuning minimises, on held-out rows: neither level is trained
             on them, and they are not test rows. Where the objective is known, it may be that. None: the upper loss.
+        classifier: ``classifier(x, y)``, what predicts the classes of new rows, with a method ``packed`` that gives
+            what a run folder stores of it.
         name, options: how the task was made, for the records.
         shown: how its results are shown.
         suggested: what the command line runs by default.
@@ -51,6 +53,7 @@ class Task:
     server: Tree = None
     metrics: Callable[[Tree, Tree], Mapping[str, Any]] | None = None
     choice: Callable[[Tree, Tree], float] | None = None
+    classifier: Callable[[Tree, Tree], Any] | None = None
     name: str = "custom"
     options: Mapping[str, Any] = field(default_factory=dict)
     shown: Presentation = field(default_factory=Presentation)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedbilevel.data.columns import Table, unreadable
+from fedbilevel.data.columns import Table, check_file, unreadable
 from fedbilevel.data.encoding import check_features
 from fedbilevel.data.folders import picture_table, pictures_of
 from fedbilevel.data.table_files import frame_table, is_function, read_table
@@ -81,18 +81,23 @@ def _numbered(rows: int) -> Table:
     return Table("the array", (), 0, lambda names: {}, rows)
 
 
+def feature_file(given: Any) -> tuple[np.ndarray, str]:
+    """An array, perhaps of an .npy file, and what messages call it."""
+    if not isinstance(given, str | Path):
+        return np.asarray(given), "features"
+    check_file(Path(given))
+    try:
+        array = np.load(given, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # whatever a damaged file makes numpy do
+        raise unreadable(str(given), error) from None
+    if not isinstance(array, np.ndarray):
+        raise FedbilevelError(f"{given} has several arrays: save the features alone, with numpy.save.")
+    return array, str(given)
+
+
 def _features(given: Any, rows: int, tables: Sequence[Table]) -> np.ndarray:
     """An array of features, with a row for each row of the tables."""
-    source = "features"
-    if isinstance(given, str | Path):
-        source = str(given)
-        try:
-            given = np.load(source, mmap_mode="r", allow_pickle=False)
-        except Exception as error:  # whatever a damaged file makes numpy do
-            raise unreadable(source, error) from None
-        if not isinstance(given, np.ndarray):
-            raise FedbilevelError(f"{source} has several arrays: save the features alone, with numpy.save.")
-    array = np.asarray(given)
+    array, source = feature_file(given)
     check_features(array, source)
     if len(array) != rows:
         told = tables[0].source if len(tables) == 1 else "the tables"

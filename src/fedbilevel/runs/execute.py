@@ -27,6 +27,7 @@ from fedbilevel.runs.experiment import Built, Experiment
 from fedbilevel.runs.solve import Result, Row, solve
 from fedbilevel.storage.checkpoints import Checkpoints
 from fedbilevel.storage.files import alone, new_folder
+from fedbilevel.storage.models import save_model
 from fedbilevel.storage.run_folder import CONFIG, RunFacts, RunFolder
 
 
@@ -56,11 +57,12 @@ class Finished:
         return {"run": self.result, **self.references}
 
 
-def run(experiment: Experiment, out: Path | None = None, progress: Progress | None = None) -> Finished:
+def run(experiment: Experiment | Built, out: Path | None = None, progress: Progress | None = None) -> Finished:
     """Run an experiment and its references, and write the run folder. If it is stopped, what it has is saved."""
-    built = experiment.build()
+    built = experiment.build() if isinstance(experiment, Experiment) else experiment
     built.check()
-    name = f"{experiment.task}-{built.experiment.algorithm}-seed{experiment.seed}"
+    experiment = built.experiment
+    name = f"{experiment.task}-{experiment.algorithm}-seed{experiment.seed}"
     return _run(built, new_folder(name, out), progress)
 
 
@@ -100,7 +102,7 @@ def _run_alone(built: Built, folder: RunFolder, progress: Progress | None) -> Fi
     def keep(stopped: Stopped) -> None:
         """What the run itself has, if it was the one that stopped."""
         if stopped.result is not None and len(references) == len(wanted):
-            _save_solution(stopped.result, folder)
+            _save_solution(stopped.result, folder, task)
         stopped.saved = f"The records so far are in {folder.path}."
 
     try:
@@ -127,7 +129,7 @@ def _finish(
 ) -> Finished:
     """Write the results: the solution, a summary, and what the task shows of its solution."""
     experiment, task, algorithm, _ = built
-    _save_solution(result, folder)
+    _save_solution(result, folder, task)
     summary = {**{k: v for k, v in result.metrics.items() if k != "round"}, "rounds": result.metrics["round"]}
     for label, reference in references.items():
         summary |= {
@@ -244,5 +246,7 @@ def describe(built: Built, folder: Path) -> RunFacts:
     }
 
 
-def _save_solution(result: Result, folder: RunFolder) -> None:
+def _save_solution(result: Result, folder: RunFolder, task: Task) -> None:
     folder.save_solution(result.x, result.y, int(result.state.round))
+    if task.classifier is not None:
+        save_model(folder.path, *task.classifier(result.x, result.y).packed())

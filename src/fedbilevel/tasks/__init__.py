@@ -26,7 +26,12 @@ from fedbilevel.tasks.hyper_representation import (
 )
 from fedbilevel.tasks.loss_tuning import loss_tuning, loss_tuning_bounds, loss_tuning_facts, loss_tuning_of_site
 from fedbilevel.tasks.quadratic import Quadratic, quadratic
-from fedbilevel.tasks.regularization import regularization, regularization_facts, regularization_of_site
+from fedbilevel.tasks.regularization import (
+    regularization,
+    regularization_facts,
+    regularization_layers,
+    regularization_of_site,
+)
 from fedbilevel.tasks.sites import SiteTask, column_bounds
 from fedbilevel.tasks.weighted_quadratics import WeightedQuadratics
 
@@ -51,9 +56,11 @@ SITE_TASKS: Names[SiteTask] = Names(
         "client-weighting": SiteTask(client_weighting_facts, client_weighting_of_site, client_weighting_bounds),
         "data-cleaning": SiteTask(data_cleaning_facts, data_cleaning_of_site, data_cleaning_bounds),
         "fairness": SiteTask(fairness_facts, fairness_of_site, fairness_bounds),
-        "hyper-representation": SiteTask(hyper_representation_facts, hyper_representation_of_site, column_bounds),
+        "hyper-representation": SiteTask(
+            hyper_representation_facts, hyper_representation_of_site, column_bounds, lambda x, y: [*x, y]
+        ),
         "loss-tuning": SiteTask(loss_tuning_facts, loss_tuning_of_site, loss_tuning_bounds),
-        "regularization": SiteTask(regularization_facts, regularization_of_site, column_bounds),
+        "regularization": SiteTask(regularization_facts, regularization_of_site, column_bounds, regularization_layers),
     },
 )
 """The tasks of a federation whose sites bring their own rows."""

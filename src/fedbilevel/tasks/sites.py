@@ -7,11 +7,12 @@ its own rows, the server with blank ones, which gives it the same problem withou
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedbilevel.core.task import Task
+from fedbilevel.core.types import Tree
 from fedbilevel.errors import FedbilevelError
 
 Facts = Mapping[str, np.ndarray]
@@ -74,11 +75,13 @@ class SiteTask(NamedTuple):
         task: ``task(examples, facts, ...)``. Both take options of the task as further arguments.
         bounds: ``bounds(facts, rows, columns)``, what is possible: for a site that says it has this number of training
             rows, with these columns of the inputs.
+        layers: ``layers(x, y)``, the dense layers of the model of a solution, ``{"w": ..., "b": ...}`` each.
     """
 
     facts: Callable[..., Facts]
     task: Callable[..., Task]
     bounds: Callable[[Facts, int, Columns], Bounds]
+    layers: Callable[[Tree, Tree], Sequence[Mapping[str, Any]]] = lambda x, y: y
 
 
 def together(facts: Sequence[Facts], weights: np.ndarray | None = None, shares: np.ndarray | None = None) -> Facts:
