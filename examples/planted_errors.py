@@ -3,9 +3,9 @@
     python examples/planted_errors.py            # writes patients.csv and truth.csv
     fedbilevel clean patients.csv --label diagnosis --client hospital --trusted checked --id patient
 
-The rows are the 569 tumours of the breast cancer data that ship with scikit-learn, at four hospitals. Every hospital has
-checked the diagnosis of 15 of its patients. Of the other diagnoses, a share is wrong: 5 % at the first hospital, 10, 20
-and 30 % at the others. Some measurements are missing. truth.csv says which diagnoses are wrong; nothing but you reads it.
+The rows are the 569 tumours of the breast cancer data that ship with scikit-learn, at four hospitals. Every hospital
+has checked the diagnosis of 15 of its patients. Of the other diagnoses, a share is wrong: 5 % at the first hospital,
+10, 20 and 30 % at the others. Some measurements are missing. truth.csv says which diagnoses are wrong.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""A small table of four hospitals with planted wrong labels. All tests use tables of this shape: they share one program."""
+"""A small table of four hospitals with planted wrong labels; tests that search share its shape and one program."""
 
 from pathlib import Path
 from typing import Any

@@ -3,14 +3,20 @@
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pandas as pd
 import pytest
 from sklearn.metrics import roc_auc_score
 
 import fedbilevel as fb
+from fedbilevel.cleaning.findings import FinalModel
+from fedbilevel.cleaning.model import _shift
+from fedbilevel.cleaning.scaling import Scale, Sums
+from fedbilevel.data.encoding import Encoding
 from fedbilevel.errors import FedbilevelWarning
-
+from fedbilevel.tasks.classifier import Classifier, standardising
+from fedbilevel.tasks.label_errors import Design
 from planted import HOSPITALS, patients
 
 ROLES: dict[str, Any] = {"label": "outcome", "client": "hospital", "trusted": "checked", "id": "patient"}
@@ -113,6 +119,27 @@ def test_arrays(data: Any) -> None:
     np.testing.assert_array_equal(kept, labels[~issues])
 
 
+def test_the_model_knows_new_rows_by_their_columns(found: fb.Found, data: Any) -> None:
+    """Also rare categories and constant columns, which the search scales in its own way."""
+    inputs = found.data.inputs
+    expected = found.findings.model.predict_proba(inputs)
+    mixed = data[0][data[0].columns[::-1]].assign(more="unknown")
+    np.testing.assert_allclose(found.model.predict_proba(mixed), expected, atol=1e-4)
+    assert (found.model.predict(mixed) == np.array(["no", "yes"])[expected.argmax(1)]).all()
+    assert found.model.classes == ("no", "yes")
+
+
+def test_rare_values_are_scaled_as_in_the_search() -> None:
+    rng = np.random.default_rng(0)
+    rare = (np.arange(1000) < 3).astype(np.float32)  # standardised, 18 deviations from the mean
+    inputs = np.column_stack([rng.normal(size=1000), rare, np.ones(1000)]).astype(np.float32)
+    design = Design(3, 2, (), ())
+    final = FinalModel(design, design.model.init(jax.random.key(0)), Scale.fit([Sums.of(inputs)], images=False))
+    layers = standardising(final.parameters, *_shift(final, inputs))
+    found = Classifier(Encoding(), ("a", "b"), [layers]).probabilities(inputs)
+    np.testing.assert_allclose(found, final.predict_proba(inputs), atol=1e-5)
+
+
 def test_without_trusted_rows_there_is_a_loud_warning(data: Any) -> None:
     frame = data[0].drop(columns="checked")
     with pytest.warns(FedbilevelWarning, match="no row is trusted"):
@@ -131,10 +158,9 @@ def test_cleaning_helps_where_it_can_be_seen(found: fb.Found) -> None:
 
 def test_the_picture(found: fb.Found) -> None:
     figure = found.plot()
-    left, middle, right = figure.axes
-    assert [text.get_text() for text in left.get_yticklabels()][::-1][0] == found.noise.sort_values("noise")[
-        "client"
-    ].iloc[-1]
+    left, middle, _ = figure.axes
+    most = found.noise.sort_values("noise")["client"].iloc[-1]
+    assert left.get_yticklabels()[-1].get_text() == most
     assert "given" in middle.get_ylabel()
     assert figure._repr_png_()[:4] == b"\x89PNG"
 

@@ -47,8 +47,8 @@ def clean(
     >>> found = fb.clean(features, labels, clients=owners, trusted=checked)  # doctest: +SKIP
 
     Args:
-        data: a data frame; an array with a row of numbers, or a picture, for each sample; a CSV, TSV or Parquet file, or
-            several, one for each client; a folder of pictures.
+        data: a data frame; an array with a row of numbers, or a picture, for each sample; a CSV, TSV or Parquet file,
+            or several, one for each client; a folder of pictures.
         labels: the given labels, if the data are an array.
         label: the column with the given labels.
         client: the column that says whose row it is.
@@ -132,10 +132,10 @@ def _column(data: Any, given: Any) -> Any:
     return data[given] if isinstance(given, str) else given
 
 
-def _as_given(column: Any, rows: np.ndarray, numbers: np.ndarray, known: Sequence[str]) -> list[Any]:
+def _as_given(column: Any, rows: np.ndarray, numbers: np.ndarray, known: Sequence[str]) -> tuple[Any, ...]:
     """The names of classes or clients as they were given: numbers stay numbers."""
     if column is None:
-        return list(known)
+        return tuple(known)
     values = column.iloc if hasattr(column, "iloc") else np.asarray(column)
     first = {int(number): row for number, row in zip(numbers[::-1], rows[::-1], strict=True)}
-    return [values[int(first[n])] for n in range(len(known))]
+    return tuple(values[int(first[n])] for n in range(len(known)))

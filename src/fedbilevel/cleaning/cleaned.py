@@ -85,7 +85,7 @@ def _kept(found: "Found", number: int, rows: int) -> tuple[np.ndarray, dict[int,
     if not found.relabel:
         keep[found.data.row[own]] = False
         return keep, {}
-    return keep, {int(found.data.row[n]): found.classes[found.findings.predicted[n]] for n in own}
+    return keep, {int(found.data.row[n]): found.classes[int(found.findings.predicted[n])] for n in own}
 
 
 def _picture_column(part: Part) -> str:

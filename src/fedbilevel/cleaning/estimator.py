@@ -48,7 +48,7 @@ class CleanClassifier(ClassifierMixin, BaseEstimator):
         self.thorough = thorough
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any, clients: Any = None, trusted: Any = None) -> Self:  # noqa: N803
+    def fit(self, X: Any, y: Any, clients: Any = None, trusted: Any = None) -> Self:
         """Find the wrong labels of a training set, and train a model on the others.
 
         Args:
@@ -72,13 +72,13 @@ class CleanClassifier(ClassifierMixin, BaseEstimator):
         self.noise_, self.n_iter_ = found.noise, found.exchanged.rounds
         return self
 
-    def predict_proba(self, X: Any) -> np.ndarray:  # noqa: N803
+    def predict_proba(self, X: Any) -> np.ndarray:
         """The probability of every class for every row, in the order of ``classes_``."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
         return self.findings_.model.predict_proba(X)
 
-    def predict(self, X: Any) -> np.ndarray:  # noqa: N803
+    def predict(self, X: Any) -> np.ndarray:
         """The most likely class of every row."""
         likely = self.predict_proba(X).argmax(1)
         return self.classes_[likely]

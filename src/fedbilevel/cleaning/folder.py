@@ -1,10 +1,10 @@
-"""The folder of a search: what was asked for, which lets an interrupted search continue, and everything that was found."""
+"""The folder of a search: what was asked for, so that an interrupted search can continue, and what was found."""
 
+import dataclasses
 import json
 import re
 import shutil
 import tomllib
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from fedbilevel.cleaning.clean import Progress, search
 from fedbilevel.cleaning.found import Found
 from fedbilevel.data.own_tables import OwnTable
 from fedbilevel.data.reading import table
+from fedbilevel.data.table_files import is_function
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.runs.solve import check_seed
 from fedbilevel.storage.files import alone, new_folder, write_atomically
@@ -29,7 +30,7 @@ SECTION = "clean"
 class Search:
     """What was asked for; the fields are the options of ``fedbilevel clean``."""
 
-    sources: tuple[str, ...]
+    sources: tuple[str, ...]  # at least one
     label: str | None = None
     client: str | None = None
     client_from: str | None = None
@@ -51,24 +52,23 @@ class Search:
             asked = tomllib.loads(path.read_text(encoding="utf-8"))[SECTION]
             known = {f.name for f in fields(cls)}
             lists = ("sources", "drop", "categorical", "numeric")
-            return cls(**{k: tuple(v) if k in lists else v for k, v in asked.items() if k in known})
+            values: dict[str, Any] = {k: tuple(v) if k in lists else v for k, v in asked.items() if k in known}
+            return cls(**values)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise FedbilevelError(f"{path} cannot be read ({error}).") from None
 
     def read(self) -> OwnTable:
         """Read the rows."""
         check_seed(self.seed)
-        source = list(self.sources) if len(self.sources) > 1 else self.sources[0]
+        source = self.sources[0] if len(self.sources) == 1 else list(self.sources)
         options = {k: v for k, v in asdict(self).items() if k not in ("sources", "relabel", "thorough", "seed")}
         return table(source, **options)
 
     def absolute(self) -> "Search":
         """The same from any working folder."""
-        places = {
-            "sources": tuple(path if _is_function(path) else str(Path(path).resolve()) for path in self.sources),
-            "features": None if self.features is None else str(Path(self.features).resolve()),
-        }
-        return Search(**{**asdict(self), **places})
+        sources = tuple(path if is_function(path) else str(Path(path).resolve()) for path in self.sources)
+        features = None if self.features is None else str(Path(self.features).resolve())
+        return dataclasses.replace(self, sources=sources, features=features)
 
     def text(self) -> str:
         """As TOML."""
@@ -108,12 +108,12 @@ def run(asked: Search, data: OwnTable, folder: Path, progress: Progress | None =
 
 
 def save(found: Found, folder: Path) -> list[Path]:
-    """Write what was found into a folder: the tables, the cleaned data, the model, the page; ``summary.json`` is last."""
+    """Write what was found: tables, the cleaned data, the model, the page; ``summary.json`` comes last."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         found.suspects.to_csv(folder / SUSPECTS, index=False, float_format="%.6g")
         found.noise.to_csv(folder / CLIENTS, index=False, float_format="%.6g")
-        files = [folder / SUSPECTS, *cleaned.write(found, folder), folder / CLIENTS]
+        files = [folder / SUSPECTS, *cleaned.write(found, folder), folder / CLIENTS, found.model.save(folder)]
     except OSError as error:
         raise FedbilevelError(f"cannot write to {folder}: {error.strerror}.") from error
     files.append(page.write(found, folder / REPORT))
@@ -144,15 +144,3 @@ def summary(found: Found) -> dict[str, Any]:
         "seed": found.settings.get("seed", 0),
         "warnings": found.warnings,
     }
-
-
-def _is_function(source: str) -> bool:
-    from fedbilevel.data.table_files import is_function
-
-    return is_function(source)
-
-
-def gain(summary: Mapping[str, Any]) -> float | None:
-    """How much better the model is on trusted rows after cleaning, as a difference of accuracies."""
-    scores = summary["on_trusted_rows"]
-    return scores["cleaned"]["accuracy"] - scores["given"]["accuracy"] if len(scores) == 2 else None

@@ -1,6 +1,6 @@
 """What a search for wrong labels has found, with the names that people know: of rows, clients and classes."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +11,7 @@ import numpy as np
 from fedbilevel.cleaning import suspects
 from fedbilevel.cleaning.cleaned import without
 from fedbilevel.cleaning.findings import Findings, Score
+from fedbilevel.cleaning.model import CleanedModel, model_of
 from fedbilevel.cleaning.shares import confusion, shares
 from fedbilevel.cleaning.words import percent
 from fedbilevel.data.own_tables import OwnTable
@@ -131,6 +132,11 @@ class Found:
 
         columns = ["client", "rows", "trusted", "label_issues", "noise", "low", "high"]
         return pd.DataFrame(shares(self.suspects, "client", self.clients), columns=columns)
+
+    @cached_property
+    def model(self) -> CleanedModel:
+        """The model that is trained on what is left, for new rows."""
+        return model_of(self.findings.model, self.data, self.classes)
 
     @property
     def cleaned(self) -> Any:

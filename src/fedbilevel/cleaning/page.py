@@ -18,6 +18,7 @@ from fedbilevel.report import page
 from fedbilevel.storage.files import write_atomically
 
 MOST_ROWS, MOST_PICTURES, MOST_GROUPS, MOST_COLUMNS = 60, 48, 100, 12
+FEWEST = 12
 MATRIX = 12  # classes that fit into a matrix
 THUMBNAIL = 160  # pixels
 
@@ -70,7 +71,7 @@ def render(found: Found) -> str:
 
 def _facts(found: Found) -> list[str]:
     """What was looked at, in few words."""
-    trusted = int(found.suspects["trusted"].sum())
+    trusted = int(found.trusted.sum())
     return [
         f"{len(found.suspects):,} rows",
         f"{len(found.clients):,} client{'s' if len(found.clients) != 1 else ''}",
@@ -103,13 +104,15 @@ def _matrix(classes: Sequence[Hashable], counts: np.ndarray) -> dict[str, Any]:
 
 
 def _worst(found: Found, most: int) -> list[dict[str, Any]]:
-    """The rows that are most suspicious; trusted ones are not."""
-    open_ = np.flatnonzero(~found.suspects["trusted"].to_numpy(bool))[:most]
+    """The rows that are most suspicious; trusted ones are not. Of rows that are no label issue, only a few."""
+    issues, trusted = (found.suspects[name].to_numpy(bool) for name in ("is_label_issue", "trusted"))
+    shown = issues | (np.cumsum(~trusted) <= FEWEST)
+    open_ = np.flatnonzero(shown & ~trusted)[:most]
     positions = found.order[open_]
     cells = None if found.pictures is not None else found.values(positions, list(found.columns)[:MOST_COLUMNS])
     return [
         {
-            "row": row.row,
+            "row": Path(str(row.row)).name if found.pictures is not None else row.row,
             "client": row.client,
             "given": row.given_label,
             "likely": row.predicted_label,

@@ -51,8 +51,8 @@ def share_of(probability: np.ndarray) -> tuple[float, float, float]:
     """The share of wrong labels among rows that are wrong with these probabilities, and its interval.
 
     Where each row is certain, this is Wilson's interval. Where models are unsure, rows say less about the share: n rows
-    with probabilities p of mean e count as n sum((p - e)^2) / (n e (1 - e)) rows, the Fisher information about e. Half a
-    row that is unsure is added to both, so that rows that are right beyond doubt count fully.
+    with probabilities p of mean e count as sum((p - e)^2) / (e (1 - e)) rows, by the Fisher information about e. A
+    quarter is added above and, divided by n, below, so that rows that are right beyond doubt count fully.
 
     >>> [round(value, 2) for value in share_of(np.array([1.0] * 20 + [0.0] * 80))]
     [0.2, 0.13, 0.29]
@@ -76,7 +76,7 @@ def shares(suspects: "pd.DataFrame", by: str, order: Sequence[Hashable] | None =
         by: the column that names the groups: "client" or "given_label".
         order: the names of the groups in their order, those without a row included; None: as they come.
     """
-    groups = {name: rows for name, rows in suspects.groupby(by, sort=False, dropna=False, observed=True)}
+    groups = dict(list(suspects.groupby(by, sort=False, dropna=False, observed=True)))
     found = []
     for name in groups if order is None else order:
         rows = groups.get(name)  # pyright: ignore[reportArgumentType]
@@ -111,8 +111,9 @@ class Confusion(NamedTuple):
 def confusion(suspects: "pd.DataFrame", classes: Sequence[Hashable]) -> Confusion:
     """Count given and likely labels."""
     number = {name: n for n, name in enumerate(classes)}
-    given = suspects["given_label"].map(number).to_numpy(int)
-    likely = suspects["predicted_label"].map(number).to_numpy(int)
+    given, likely = (
+        np.array([number[name] for name in suspects[column]], int) for column in ("given_label", "predicted_label")
+    )
     likely = np.where(suspects["is_label_issue"].to_numpy(bool), likely, given)
     counts = np.zeros((len(classes), len(classes)), int)
     np.add.at(counts, (given, likely), 1)

@@ -95,7 +95,7 @@ def resume(
     rounds: Annotated[int | None, typer.Option(help="Continue to more rounds than the run was started with.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Continue an interrupted run, comparison or search for wrong labels, to the same result as without the interruption."""
+    """Continue an interrupted run, comparison or search; the result is the same as without the interruption."""
     if is_search(folder):
         if rounds is not None:
             raise FedbilevelError("a search for wrong labels has its own number of rounds.")
