@@ -13,7 +13,7 @@ from fedbilevel.cleaning.scaling import Scale, Sums
 from fedbilevel.core.schedules import constant
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.runs.solve import solve
-from fedbilevel.tasks.label_errors import Candidate, Design, Kind, Said, label_errors, say
+from fedbilevel.tasks.label_errors import Candidate, Design, Said, label_errors, say
 from fedbilevel.tasks.noise_model import transition
 
 Array = np.ndarray
@@ -22,24 +22,31 @@ FEDAVG_ROUNDS = 200
 
 
 class Effort(NamedTuple):
-    """How much a search may cost."""
+    """How much a search may cost: rounds, the server's step, and what is tried beside logistic regression with weight
+    decay from 0.01 to 0.1.
+    """
 
     rounds: int
-    linear: tuple[float, ...]
-    networks: tuple[float, ...]
+    step: float
+    linear: tuple[Candidate, ...]
+    networks: tuple[Candidate, ...]
 
 
-DEFAULT = Effort(150, (1e-4, 1e-3, 1e-2), (1e-3,))
-THOROUGH = Effort(300, (1e-5, 1e-4, 1e-3, 1e-2, 1e-1), (1e-4, 1e-3, 1e-2))
+DEFAULT = Effort(100, 0.03, (), (Candidate("aware", 1e-2), Candidate("aware", 3e-2)))
+THOROUGH = Effort(
+    200,
+    0.02,
+    (Candidate("aware", 3e-3), Candidate("aware", 3e-1), Candidate("cleaned", 3e-2)),
+    (*DEFAULT.networks, Candidate("aware", 1e-2), Candidate("aware", 1e-1), Candidate("cleaned", 1e-2)),
+)
 
 
 def design_of(features: int, classes: int, trusted: bool, effort: Effort) -> Design:
     """The candidates of a search."""
-    aware = [Candidate("aware", l2) for l2 in effort.linear]
-    kinds: tuple[Kind, ...] = ("given", "cleaned", "trusted") if trusted else ("given", "cleaned")
-    middle = effort.linear[len(effort.linear) // 2]
-    linear = (*aware, *(Candidate(kind, middle) for kind in kinds))
-    return Design(features, classes, linear, tuple(Candidate("aware", l2) for l2 in effort.networks))
+    aware = [Candidate("aware", l2) for l2 in (1e-2, 3e-2, 1e-1)]
+    others = [Candidate("given", 3e-2), Candidate("cleaned", 1e-2)]
+    only = [Candidate("trusted", 1e-2)] if trusted else []
+    return Design(features, classes, (*aware, *others, *only, *effort.linear), effort.networks)
 
 
 def folds_of(labels: Array, trusted: Array, folds: int, rng: np.random.Generator) -> Array:
@@ -98,7 +105,7 @@ def clean_arrays(
         fold[rows] = folds_of(labels[rows], sure[rows], design.folds, np.random.default_rng([seed, m]))
     shards = [{"rows": r, "label": labels[r], "trusted": sure[r], "fold": fold[r]} for r in owned]
     task = label_errors(design, table, shards, len(labels), int(sure.sum()))
-    algorithm = Alternating(lr_upper=4.0, lr_lower=1.0, server="adam", lr_server=constant(0.02))
+    algorithm = Alternating(lr_upper=4.0, lr_lower=1.0, server="adam", lr_server=constant(effort.step))
     told = (lambda row: progress(row["round"], effort.rounds)) if progress else (lambda row: None)
     result = solve(task, algorithm, effort.rounds, seed, metrics=False, callbacks=[told], checkpoint=checkpoint)
 
