@@ -1,6 +1,7 @@
 """Federated bilevel optimization."""
 
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
 from fedbilevel import data, diagnostics, tasks
 from fedbilevel.algorithms import (
@@ -62,6 +63,9 @@ from fedbilevel.storage.checkpoints import Checkpoints
 from fedbilevel.storage.load import load
 from fedbilevel.tasks import TASKS
 
+if TYPE_CHECKING:
+    from fedbilevel.cleaning.estimator import CleanClassifier
+
 __version__ = version("fedbilevel")
 
 __all__ = [
@@ -78,6 +82,7 @@ __all__ = [
     "Alternating",
     "Callback",
     "Checkpoints",
+    "CleanClassifier",
     "Client",
     "Clients",
     "CommFedBiO",
@@ -134,3 +139,12 @@ __all__ = [
     "tasks",
     "vectors",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """``CleanClassifier``, whose base classes take longer to import than all of this library."""
+    if name == "CleanClassifier":
+        from fedbilevel.cleaning.estimator import CleanClassifier
+
+        return CleanClassifier
+    raise AttributeError(f"module 'fedbilevel' has no attribute {name!r}")

@@ -10,6 +10,7 @@ import numpy as np
 from fedbilevel.algorithms import Alternating
 from fedbilevel.cleaning.findings import Exchanged, FinalModel, Findings, Noise, Score
 from fedbilevel.cleaning.scaling import Scale, Sums
+from fedbilevel.core import Algorithm
 from fedbilevel.core.schedules import constant
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.runs.solve import solve
@@ -66,6 +67,7 @@ def clean_arrays(
     classes: int | None = None,
     *,
     thorough: bool = False,
+    algorithm: Algorithm | None = None,
     seed: int = 0,
     progress: Callable[[int, int], Any] | None = None,
     checkpoint: Path | str | None = None,
@@ -79,6 +81,7 @@ def clean_arrays(
         trusted: which rows are known to have the right label; None if there are none.
         classes: number of classes. Default: the largest label plus 1.
         thorough: more candidates and more rounds, for four times the cost.
+        algorithm: what solves the task; None for the default.
         seed: of the folds and the first models.
         progress: is called with the number of rounds done and the number of all rounds.
         checkpoint: a folder in which the run is saved, and continued from if it was interrupted.
@@ -105,7 +108,8 @@ def clean_arrays(
         fold[rows] = folds_of(labels[rows], sure[rows], design.folds, np.random.default_rng([seed, m]))
     shards = [{"rows": r, "label": labels[r], "trusted": sure[r], "fold": fold[r]} for r in owned]
     task = label_errors(design, table, shards, len(labels), int(sure.sum()))
-    algorithm = Alternating(lr_upper=4.0, lr_lower=1.0, server="adam", lr_server=constant(effort.step))
+    if algorithm is None:
+        algorithm = Alternating(lr_upper=4.0, lr_lower=1.0, server="adam", lr_server=constant(effort.step))
     told = (lambda row: progress(row["round"], effort.rounds)) if progress else (lambda row: None)
     result = solve(task, algorithm, effort.rounds, seed, metrics=False, callbacks=[told], checkpoint=checkpoint)
 
