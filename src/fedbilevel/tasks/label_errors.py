@@ -12,7 +12,7 @@ said about it comes from models that were not trained on it.
   is the step of expectation maximization for the noise, out of fold.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 
@@ -85,18 +85,16 @@ class Said(NamedTuple):
     Args:
         right: the probability of every class, from the inputs alone.
         posterior: the same once the given label is known, too.
-        each: what every candidate says: (rows, candidates, classes).
     """
 
     right: np.ndarray
     posterior: np.ndarray
-    each: np.ndarray
 
 
 def start(design: Design, key: Array) -> tuple[Any, Any]:
     """The first x and y."""
     features, classes, folds, hidden = design.features, design.classes, design.folds, design.hidden
-    own, shared = noise_model.start(classes)
+    own, shared = noise_model.start(classes, by_class=any(each.kind == "trusted" for each in design.linear))
     of_linear, of_networks = ((len(some), folds) for some in (design.linear, design.networks))
     first, second, last = jax.random.split(key, 3)
     # The noise is first learned from what trusted rows alone say: they cannot explain wrong labels by the inputs.
@@ -168,7 +166,7 @@ def problem(design: Design) -> Problem:
 
     def upper(x: Any, y: Any, batch: Any) -> Array:
         log_right = mixed(y["mixture"], of_fold(candidate_logits(design, y, batch["input"]), batch["fold"]))
-        matrix = noise_model.transition(x, y["noise"])
+        matrix = noise_model.transition(x, y["noise"], design.classes)
         return (
             -(batch["weight"] * log_likelihood(log_right, batch, matrix)).mean()
             + noise_model.own_penalty(x) * batch["own"].mean()
@@ -178,8 +176,8 @@ def problem(design: Design) -> Problem:
         logits = candidate_logits(design, y, batch["input"])
         seen = lax_stop(of_fold(logits, batch["fold"]))
         log_right = mixed(lax_stop_but(y["mixture"], "weight", "sharp"), seen)
-        fixed = noise_model.transition(x, lax_stop(y["noise"]))
-        matrix = noise_model.transition(x, y["noise"])
+        fixed = noise_model.transition(x, lax_stop(y["noise"]), design.classes)
+        matrix = noise_model.transition(x, y["noise"], design.classes)
         each = log_likelihood(calibrated(y["mixture"], seen), batch, fixed).sum(1)
         mixture = -(batch["weight"] * (log_likelihood(log_right, batch, matrix) + each)).mean()
         penalty = noise_model.shared_penalty(y["noise"]) + mixture_penalty(y["mixture"])
@@ -304,18 +302,55 @@ def label_errors(
 
 def say(design: Design, x: Any, y: Any, inputs: np.ndarray, labels: np.ndarray, fold: np.ndarray) -> Said:
     """What a client knows of its own rows after a run, with its own x; nothing of this is sent."""
-    each, right, after = [], [], []
-    for first in range(0, len(labels), 2000):
-        some = slice(first, first + 2000)
-        parts = _say(design, x, y, jnp.asarray(inputs[some]), jnp.asarray(labels[some]), jnp.asarray(fold[some]))
-        for one, many in zip(parts, (right, after, each), strict=True):
-            many.append(np.asarray(one))
-    return Said(*(np.concatenate(many) for many in (right, after, each)))
+    say_of_some = lambda *rows: _say(design, x, y, *rows)
+    return Said(*in_chunks(say_of_some, inputs, labels, fold))
+
+
+def says(design: Design, y: Any, kind: Kind, inputs: np.ndarray, fold: np.ndarray) -> np.ndarray:
+    """The probabilities of the first candidate of a kind, by models that were not trained on the rows."""
+    j = [each.kind for each in design.candidates].index(kind)
+    return in_chunks(lambda *rows: (_says(design, y, *rows)[:, j],), inputs, fold)[0]
+
+
+def profile(
+    design: Design, x: Any, y: Any, inputs: np.ndarray, labels: np.ndarray, fold: np.ndarray, trusted: np.ndarray
+) -> np.ndarray:
+    """The log-likelihood of a client's labels if there were more or less noise (:data:`SHIFTS` of its logit) and the
+    models were more or less sure (:data:`SHARPER`): (shifts, sharper). The sum over clients says whether noise can be
+    told from models that are not sure.
+    """
+    return in_chunks(lambda *rows: (_profile(design, x, y, *rows),), inputs, labels, fold, trusted)[0].sum(0)
+
+
+SHIFTS = np.linspace(-4, 4, 33)
+SHARPER = np.linspace(-1.5, 1.5, 13)
+
+
+def in_chunks(function: Callable[..., Any], *rows: np.ndarray, size: int = 2000) -> list[np.ndarray]:
+    """A function of rows that returns several arrays, for some rows at a time."""
+    some = [function(*(jnp.asarray(a[n : n + size]) for a in rows)) for n in range(0, len(rows[0]), size)]
+    return [np.concatenate([np.asarray(part) for part in parts]) for parts in zip(*some, strict=True)]
 
 
 @partial(jax.jit, static_argnums=0)
-def _say(design: Design, x: Any, y: Any, inputs: Array, labels: Array, fold: Array) -> tuple[Array, Array, Array]:
-    logits = of_fold(candidate_logits(design, y, inputs), fold)
-    right = jnp.exp(mixed(y["mixture"], logits))
-    matrix = noise_model.transition(x, y["noise"])
-    return right, noise_model.posterior(right, labels, matrix), jnp.exp(calibrated(y["mixture"], logits))
+def _say(design: Design, x: Any, y: Any, inputs: Array, labels: Array, fold: Array) -> tuple[Array, Array]:
+    right = jnp.exp(mixed(y["mixture"], of_fold(candidate_logits(design, y, inputs), fold)))
+    return right, noise_model.posterior(right, labels, noise_model.transition(x, y["noise"], design.classes))
+
+
+@partial(jax.jit, static_argnums=0)
+def _says(design: Design, y: Any, inputs: Array, fold: Array) -> Array:
+    return jnp.exp(calibrated(y["mixture"], of_fold(candidate_logits(design, y, inputs), fold)))
+
+
+@partial(jax.jit, static_argnums=0)
+def _profile(design: Design, x: Any, y: Any, inputs: Array, labels: Array, fold: Array, trusted: Array) -> Array:
+    log_right = mixed(y["mixture"], of_fold(candidate_logits(design, y, inputs), fold))
+    batch = {"label": labels, "trusted": trusted}
+
+    def of_one(shift: Array, sharper: Array) -> Array:
+        matrix = noise_model.transition({"level": x["level"] + shift}, y["noise"], design.classes)
+        return log_likelihood(jax.nn.log_softmax(jnp.exp(sharper) * log_right), batch, matrix).sum()
+
+    shifts, sharper = jnp.asarray(SHIFTS, log_right.dtype), jnp.asarray(SHARPER, log_right.dtype)
+    return jax.lax.map(lambda shift: jax.lax.map(partial(of_one, shift), sharper), shifts)[None]
