@@ -142,9 +142,9 @@ def test_rare_values_are_scaled_as_in_the_search() -> None:
 
 def test_without_trusted_rows_there_is_a_loud_warning(data: Any) -> None:
     frame = data[0].drop(columns="checked")
-    with pytest.warns(FedbilevelWarning, match="no row is trusted"):
+    with pytest.warns(FedbilevelWarning, match="No rows are trusted"):
         found = fb.clean(frame, label="outcome", client="hospital", id="patient")
-    assert any("o row is trusted" in sentence for sentence in found.warnings)
+    assert any("No rows are trusted" in sentence for sentence in found.warnings)
     assert found.gain is None
     assert not found.suspects["trusted"].any()
 

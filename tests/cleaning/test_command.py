@@ -170,7 +170,7 @@ def test_pictures(tmp_path: Path) -> None:
     photos(tmp_path / "photos")
     code, said = here("clean", "photos", "--client-from", "folder", "--out", "found", cwd=tmp_path)
     assert code == 0
-    assert "no row is trusted" in said
+    assert "No rows are trusted" in said
     suspects = rows(tmp_path / "found" / "suspects.csv")
     assert {Path(row["row"]).stem for row in suspects[:3]} == {"07", "24", "41"}
     assert {row["client"] for row in suspects} == {"camera 0", "camera 1"}

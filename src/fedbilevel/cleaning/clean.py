@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fedbilevel.cleaning.found import NO_TRUSTED, Found
+from fedbilevel.cleaning.found import Found
 from fedbilevel.cleaning.search import clean_arrays
 from fedbilevel.data.own_tables import OwnTable
 from fedbilevel.data.reading import table
@@ -109,8 +109,6 @@ def search(
     inputs = data.inputs
     if data.encoding.shape:  # pictures are scaled as a whole
         inputs = inputs.reshape(-1, *data.encoding.shape)
-    if data.trusted is None or not data.trusted.any():
-        warnings.warn(NO_TRUSTED, FedbilevelWarning, stacklevel=3)
     findings = clean_arrays(
         inputs,
         data.labels,

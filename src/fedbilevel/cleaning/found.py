@@ -12,7 +12,7 @@ from fedbilevel.cleaning import suspects
 from fedbilevel.cleaning.cleaned import without
 from fedbilevel.cleaning.findings import Findings, Score
 from fedbilevel.cleaning.model import CleanedModel, model_of
-from fedbilevel.cleaning.shares import confusion, shares
+from fedbilevel.cleaning.shares import Share, confusion, shares
 from fedbilevel.cleaning.words import percent
 from fedbilevel.data.own_tables import OwnTable
 
@@ -20,12 +20,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from fedbilevel.drawing.curves import Picture
-
-NO_TRUSTED = (
-    "no row is trusted, so nothing says which model is right: labels were compared with what models trained on other "
-    "rows say (federated confident learning), which finds less. A few dozen checked rows, in a column named by "
-    "--trusted, help more than anything else."
-)
 
 
 class Gain(NamedTuple):
@@ -87,9 +81,8 @@ class Found:
 
     @property
     def warnings(self) -> list[str]:
-        """What the user should know about the results, in sentences."""
-        told = ["" if self.trusted.any() else NO_TRUSTED, self.findings.warning]
-        return [sentence[:1].upper() + sentence[1:] for sentence in told if sentence]
+        """What the user should know about the results."""
+        return [self.findings.warning] if self.findings.warning else []
 
     @property
     def trusted(self) -> np.ndarray:
@@ -131,7 +124,18 @@ class Found:
         import pandas as pd
 
         columns = ["client", "rows", "trusted", "label_issues", "noise", "low", "high"]
-        return pd.DataFrame(shares(self.suspects, "client", self.clients), columns=columns)
+        return pd.DataFrame(self.per_client, columns=columns)
+
+    @cached_property
+    def per_client(self) -> list[Share]:
+        """The same as a list. The intervals have room for what the search knows of the models' errors, too."""
+        searched = {int(noise.client): noise for noise in self.findings.noise}
+        return [
+            share._replace(low=min(share.low, searched[m].low), high=max(share.high, searched[m].high))
+            if m in searched and share.rows > share.trusted
+            else share
+            for m, share in enumerate(shares(self.suspects, "client", self.clients))
+        ]
 
     @cached_property
     def model(self) -> CleanedModel:

@@ -40,7 +40,7 @@ def write(found: Found, path: Path) -> Path:
 def render(found: Found) -> str:
     """The page as text."""
     suspects = found.suspects
-    per_client = shares(suspects, "client", found.clients)
+    per_client = found.per_client
     per_class = shares(suspects, "given_label", found.classes)
     clients, classes = _largest(per_client), _largest(per_class)
     counted = confusion(suspects, found.classes)
