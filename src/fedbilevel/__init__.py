@@ -48,7 +48,7 @@ from fedbilevel.core import (
     schedules,
     vectors,
 )
-from fedbilevel.core.presentation import Details, Presentation, Reference, Suggestion
+from fedbilevel.core.presentation import Details, Presentation, Reference, Sequel, Suggestion
 from fedbilevel.core.task import Task
 from fedbilevel.core.vectors import Vector
 from fedbilevel.engines.participation import Independent, Uniform
@@ -116,6 +116,7 @@ __all__ = [
     "Reference",
     "Replies",
     "Result",
+    "Sequel",
     "ShroFBO",
     "SimFBO",
     "StocBiO",
