@@ -93,7 +93,7 @@ class Moments(NamedTuple):
     def deviation(self) -> float:
         """The standard deviation; 0 where it is no more than rounding."""
         variance = self.squares / max(self.number, 1)
-        return variance**0.5 if variance > 1e-13 * self.mean**2 else 0.0
+        return variance**0.5 if variance > 1e-28 * self.mean**2 else 0.0
 
 
 class Counts(NamedTuple):
