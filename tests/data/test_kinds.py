@@ -44,11 +44,11 @@ def test_what_clients_tell_does_not_depend_on_who_has_which_row(values: list[Any
     column = cells(values)
     rows = np.array_split(np.arange(len(values)), clients)
     assert reduce(add, (column.profile(part) for part in rows), Profile()) == column.profile()
-    merged, whole = reduce(add, (column.counts(part) for part in rows), Counts(0, {})), column.counts()
+    merged, whole = Counts.together(column.counts(part) for part in rows), column.counts()
     assert (merged.rows, dict(merged.values)) == (whole.rows, dict(whole.values))
     # A site reads its own rows only, and tells the same.
     alone = [cells([values[row] for row in part]) for part in rows if len(part)]
-    merged = reduce(add, (each.counts() for each in alone), Counts(0, {}))
+    merged = Counts.together(each.counts() for each in alone)
     assert dict(merged.values) == dict(whole.values)
 
 
