@@ -23,7 +23,7 @@ class FedbilevelError(Exception):
 
     def __str__(self) -> str:
         """The sentence, whatever it quotes."""
-        return readable(super().__str__())
+        return readable(Exception.__str__(self))  # a KeyError, which some are, too, would put it into quotes
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle for another process, whatever arguments it was made with; results stay where they are."""

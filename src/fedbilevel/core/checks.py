@@ -1,16 +1,21 @@
-"""Checks of what a user gives to a task: the clients' rows, and the losses on a few of them."""
+"""Checks of what a user gives to a task: the clients' rows, and the losses on a few of them.
+
+The rows are looked at once, on the host, and nothing is compiled: what the losses do is found in their traces.
+"""
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from fedbilevel.core.data import Held, Layout
+from fedbilevel.core.data import SPLITS, Held, Layout
+from fedbilevel.core.indices import Use, depends, uses
 from fedbilevel.core.problem import Problem
-from fedbilevel.core.rows import columns, take
+from fedbilevel.core.rows import Lookup, columns, take
 from fedbilevel.core.types import Tree
 from fedbilevel.errors import FedbilevelError
 
@@ -35,15 +40,61 @@ def check_rows(split: str, parts: Sequence[Held]) -> None:
             )
 
 
-def check_losses(problem: Problem, layout: Layout, train: Tree, val: Tree) -> None:
-    """Refuse losses that fail on the first rows, do not return one number, or are not means over rows where they must
-    be. Only the last check evaluates them; the others need shapes only.
+def check_values(split: str, parts: Sequence[Held], seen: set[int]) -> None:
+    """Refuse rows with NaN or infinity, of objects or text, or that look up rows which are not there. ``seen`` holds
+    the tables that were looked at; each is looked at once.
     """
+    for holder, rows in parts:
+        for path, leaf in jax.tree.flatten_with_path(rows, is_leaf=lambda part: isinstance(part, Lookup))[0]:
+            where = f"{holder}: the '{split}' array {_called(path)}"
+            if isinstance(leaf, Lookup):
+                index = np.asarray(leaf.index)
+                if index.size and (index.min() < 0 or index.max() >= len(leaf.table)):
+                    wrong = index.max() if index.max() >= len(leaf.table) else index.min()
+                    raise FedbilevelError(f"{where} looks up row {wrong} of a table with {len(leaf.table)} rows.")
+                if id(leaf.table) in seen:
+                    continue
+                seen.add(id(leaf.table))
+            array = leaf.table if isinstance(leaf, Lookup) else leaf
+            kind = getattr(array, "dtype", np.asarray(array).dtype)
+            if not any(jnp.issubdtype(kind, known) for known in (jnp.number, jnp.bool_, jax.dtypes.prng_key)):
+                said = "text" if kind.kind in "US" else "dates" if kind.kind in "Mm" else f"objects ({kind})"
+                raise FedbilevelError(f"{where} contains {said}: give numbers, for instance float32.")
+            if jnp.issubdtype(kind, jnp.inexact) and not np.all(finite := np.isfinite(np.asarray(array))):
+                row = np.argwhere(~finite)[0]
+                value = np.asarray(array)[tuple(row)]
+                raise FedbilevelError(f"{where} contains {value} in row {row[0]}: fill it in, or leave the row out.")
+
+
+def _called(path: Any) -> str:
+    return f"'{jax.tree_util.keystr(path, simple=True, separator='.')}'" if path else "of rows"
+
+
+def check_indices(split: str, parts: Sequence[Held], found: set[Use]) -> None:
+    """Refuse rows whose labels, or other whole numbers, are out of the range that a loss looks them up in."""
+    for leaf, entries, one_hot in sorted(found):
+        for holder, rows in parts:
+            path, array = jax.tree.flatten_with_path(rows, is_leaf=lambda part: isinstance(part, Lookup))[0][leaf]
+            values = np.asarray(array[:])
+            low = values < (-1 if one_hot else 0)  # the class -1 of a one-hot row is none, which some use
+            if len(bad := np.argwhere(low | (values >= entries))):
+                raise FedbilevelError(
+                    f"{holder}: the '{split}' array {_called(path)} contains {values[tuple(bad[0])]} in row "
+                    f"{bad[0][0]}, but the loss looks it up among {entries} entries: use 0 to {entries - 1}."
+                )
+
+
+def check_losses(problem: Problem, layout: Layout, held: Mapping[str, Sequence[Held]]) -> None:
+    """Refuse losses that fail on the first rows, do not return one number, have no gradient, look up what is not there,
+    or are not means over rows where they must be. Only the last check evaluates them; the others need shapes only.
+    """
+    train, val = (held[split][0].rows for split in SPLITS)
+    depend: dict[str, list[bool]] = {}
     x, y = jax.eval_shape(problem.start, jax.random.key(0))
     for level, loss, rows, number in (("lower", problem.lower_on, train, 0), ("upper", problem.upper_on, val, 1)):
         batch = jax.tree.map(np.asarray, take(rows, slice(3)))
         try:
-            value = jax.eval_shape(loss, x.tree, y.tree, batch)
+            traced, value = jax.make_jaxpr(loss, return_shape=True)(x.tree, y.tree, batch)
         except FedbilevelError:
             raise
         except Exception as error:
@@ -54,11 +105,25 @@ def check_losses(problem: Problem, layout: Layout, train: Tree, val: Tree) -> No
             raise FedbilevelError(
                 f"{level}(x, y, batch) must return one number, but returned an array of shape {value.shape}."
             )
+        if not jnp.issubdtype(value.dtype, jnp.floating):
+            raise FedbilevelError(
+                f"{level}(x, y, batch) returned {value.dtype}, which has no gradient: return a float."
+            )
+        try:
+            depend[level] = depends(lambda x, y, loss=loss, batch=batch: loss(x, y, batch), value.dtype, x.tree, y.tree)
+        except Exception as error:
+            raise FedbilevelError(f"{level}(x, y, batch) has no gradient: {_reason(error)}") from error
+        check_indices(SPLITS[number], held[SPLITS[number]], uses(traced.jaxpr, len(jax.tree.leaves(batch))))
         if layout.batch_sizes[number] is None and layout.ragged[number] and not _is_mean(problem, loss, batch):
             raise FedbilevelError(
                 f"{level}(x, y, batch) is not a mean over the rows of its batch, which batch_size=None needs when "
                 "clients differ in size: use a mean, or give a batch_size."
             )
+    none = "has no gradient in {}: it does not depend on it, or only by rounding, comparing or argmax."
+    if not depend["lower"][1]:
+        raise FedbilevelError(f"lower(x, y, batch) {none.format('y')}")
+    if not any(depend["upper"]):
+        raise FedbilevelError(f"upper(x, y, batch) {none.format('x and y')}")
 
 
 def _reason(error: Exception) -> str:

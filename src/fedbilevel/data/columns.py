@@ -120,6 +120,8 @@ class Table:
         if isinstance(column, np.ndarray) and column.dtype.kind in "biuf":
             return pyarrow.array(column, from_pandas=True)
         try:
+            if has_kinds(cells):
+                raise TypeError  # Arrow would make numbers of true and false
             return pyarrow.array(cells, from_pandas=True)
         except (pyarrow.ArrowException, OverflowError, TypeError, ValueError):  # of several kinds, or too large
             return pyarrow.array([None if cell is None or cell != cell else written(cell) for cell in cells])
@@ -173,6 +175,12 @@ def listed(names: Sequence[str]) -> str:
     """Names for a message."""
     some = [name[:40] if name.isprintable() else ascii(name[:40]) for name in names[:30]]
     return ", ".join([*some, "..."] if len(names) > 30 else some) or "none"
+
+
+def has_kinds(cells: Sequence[Any]) -> bool:
+    """Whether there are true or false, and others, among some cells."""
+    kinds = {isinstance(cell, bool | np.bool_) for cell in cells if cell is not None and cell == cell}
+    return len(kinds) > 1
 
 
 def is_arrow(column: Any) -> bool:

@@ -196,7 +196,7 @@ def fit(
         if kind == "empty":
             left_out[name] = "it is empty"
         elif kind == "category":
-            counts = reduce(add, (cells.counts(rows, least) for cells, rows in each))
+            counts = Counts.together(cells.counts(rows, least) for cells, rows in each)
             of_category(name, counts, profile, made, left_out)
         else:
             moments = reduce(add, (cells.moments(kind, rows) for cells, rows in each))

@@ -6,7 +6,7 @@ and the sum of two of them is that of both clients' rows together. No cell and n
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -93,7 +93,7 @@ class Moments(NamedTuple):
     def deviation(self) -> float:
         """The standard deviation; 0 where it is no more than rounding."""
         variance = self.squares / max(self.number, 1)
-        return variance**0.5 if variance > 1e-13 * self.mean**2 else 0.0
+        return variance**0.5 if variance > 1e-28 * self.mean**2 else 0.0
 
 
 class Counts(NamedTuple):
@@ -102,8 +102,14 @@ class Counts(NamedTuple):
     rows: int
     values: Mapping[str, int]
 
-    def __add__(self, other: Any) -> "Counts":
-        return Counts(self.rows + other.rows, dict(Counter(self.values) + Counter(other.values)))
+    @classmethod
+    def together(cls, parts: "Iterable[Counts]") -> "Counts":
+        """The counts of several clients' rows."""
+        rows, values = 0, Counter[str]()
+        for part in parts:
+            rows += part.rows
+            values.update(part.values)
+        return cls(rows, dict(values))
 
 
 @dataclass(frozen=True, eq=False)
@@ -285,9 +291,9 @@ class Cells:
         """How often some rows have each value; nothing of values that fewer than ``least`` of them have."""
         codes, words, _ = self.words
         mine = codes[rows]
-        often = np.bincount(mine[mine >= 0], minlength=len(words))
-        most = np.argsort(-often, kind="stable")[:MOST_TOLD]
-        return Counts(len(mine), {words[n]: int(often[n]) for n in most if often[n] >= max(least, 1)})
+        there, often = np.unique(mine[mine >= 0], return_counts=True)
+        most = np.lexsort((there, -often))[:MOST_TOLD]
+        return Counts(len(mine), {words[there[n]]: int(often[n]) for n in most if often[n] >= least})
 
 
 KIND_WORDS = {"number": "a number", "date": "a date such as 2024-05-17", "boolean": "true or false"}

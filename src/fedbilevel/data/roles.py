@@ -19,6 +19,8 @@ FEW = 10
 """Fewer rows than this are few for a client."""
 _TRUSTED = {"true": True, "yes": True, "y": True, "1": True, "false": False, "no": False, "n": False, "0": False}
 
+_WORDS = {"trusted": "which rows are trusted"}
+
 Given = str | Sequence[Any] | np.ndarray | None
 """The name of a column, or its values."""
 
@@ -50,7 +52,7 @@ def cells_of_role(tables: Sequence[Table], role: str, given: Any) -> list[Cells]
     if isinstance(given, str):
         cells = []
         for part in tables:
-            part.need(given, f" (the {role})")
+            part.need(given, f" ({_WORDS.get(role, f'the {role}')})")
             cells.append(Cells(part, given, part.arrow(given, part.read([given])[given])))
         return cells
     if len(tables) > 1:

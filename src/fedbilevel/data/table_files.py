@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from fedbilevel.data.cells import BLANKS, shown
-from fedbilevel.data.columns import KINDS, Table, check_file, reason, unreadable
+from fedbilevel.data.columns import KINDS, Table, check_file, has_kinds, reason, unreadable
 from fedbilevel.errors import FedbilevelError
 
 LARGEST = 1 << 30
@@ -63,6 +63,8 @@ def frame_table(frame: Any, source: str = "the data frame") -> Table:
         loaded = {}
         for name in names:
             try:
+                if columns[name].dtype == object and has_kinds(list(columns[name])):
+                    raise TypeError
                 loaded[name] = pyarrow.Array.from_pandas(columns[name])
             except (pyarrow.ArrowException, OverflowError, TypeError, ValueError):  # cells of several kinds
                 loaded[name] = list(columns[name])

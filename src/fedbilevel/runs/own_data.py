@@ -62,7 +62,7 @@ def is_own(settings: Mapping[str, Any]) -> bool:
     data = named.get("data", "")
     if "label" in named or "client_from" in named or not isinstance(data, str):
         return True
-    return data.lower().endswith(ENDINGS) or "/" in data or Path(data).is_dir()
+    return data.lower().endswith(ENDINGS) or "/" in data
 
 
 @cache
