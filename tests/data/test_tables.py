@@ -213,6 +213,11 @@ def test_rows_without_a_label_are_left_out_and_keep_their_place(tmp_path: Path) 
     assert len(table) == len(table.inputs) == ROWS - 2
     assert table.row[3:7].tolist() == [3, 5, 6, 8]
     assert table.ids[3:5] == ["5", "7"]
+    frame = people()
+    frame.loc[ROWS - 1, "outcome"] = None  # the last one
+    with pytest.warns(FedbilevelWarning, match="1 rows have no label"):
+        table = fb.data.table(frame, **ROLES)
+    assert len(table) == len(table.inputs) == ROWS - 1
 
 
 def test_small_clients_and_clients_with_one_class_are_told() -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from fedbilevel.data.cells import shown
 from fedbilevel.data.columns import Table
 from fedbilevel.data.image_files import read_resized
-from fedbilevel.data.kinds import Cells, Counts, Index, Kind, Moments, Profile
+from fedbilevel.data.kinds import KIND_WORDS, Cells, Counts, Index, Kind, Moments, Profile
 from fedbilevel.errors import FedbilevelError
 
 LARGEST = 10.0
@@ -157,6 +157,19 @@ class Encoding:
         """As JSON knows it; see :meth:`restore`."""
         return asdict(self)
 
+    def check(self) -> None:
+        """Raise a ValueError if it is not one that this version made."""
+        ways = {"table": not self.shape, "features": not self.shape, "pictures": len(self.shape) in (2, 3)}
+        fine = [ways[self.source], _is_scale(self.mean, self.deviation)]
+        fine += [type(size) is int and 0 < size <= 10_000 for size in self.shape]
+        for each in self.columns:
+            fine += [isinstance(text, str) for text in (each.name, *each.values)]
+            fine += [each.kind in KIND_WORDS or each.kind == "category", _is_scale(each.mean, each.deviation)]
+            fine += [type(flag) is bool for flag in (each.others, each.gaps, each.declared)]
+            fine += [self.source != "features" or (each.name.isdecimal() and len(each.name) < 10)]
+        if not all(fine):
+            raise ValueError
+
     @classmethod
     def restore(cls, plain: Any) -> "Encoding":
         """The encoding of what :meth:`plain` gave.
@@ -167,11 +180,18 @@ class Encoding:
         """
         try:
             columns = tuple(Column(**{**each, "values": tuple(each["values"])}) for each in plain["columns"])
-            return cls(**{**plain, "columns": columns, "shape": tuple(plain["shape"])})
-        except (TypeError, KeyError, ValueError):
+            made = cls(**{**plain, "columns": columns, "shape": tuple(plain["shape"])})
+            made.check()
+            return made
+        except (TypeError, KeyError, ValueError, AttributeError):
             raise FedbilevelError(
                 "the stored encoding cannot be read: it is damaged, or another version wrote it."
             ) from None
+
+
+def _is_scale(mean: Any, deviation: Any) -> bool:
+    numbers = all(isinstance(each, int | float) for each in (mean, deviation))
+    return numbers and abs(mean) <= 1e15 and 0 < deviation <= 1e30
 
 
 def fit(

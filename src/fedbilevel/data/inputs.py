@@ -36,7 +36,7 @@ def open_inputs(source: Any, client_from: str | None, features: Any) -> Opened:
     elif isinstance(source, np.ndarray) or (isinstance(source, list | tuple) and not _are_paths(source)):
         if features is not None:
             raise FedbilevelError("give either an array of features, or a table and features=, not both.")
-        features = np.asarray(source)
+        features = _array(source, "the array")
         check_features(features, "the array")
         tables, names, pictures = [_numbered(len(features))], ["the array"], [None]
     else:
@@ -81,10 +81,17 @@ def _numbered(rows: int) -> Table:
     return Table("the array", (), 0, lambda names: {}, rows)
 
 
+def _array(given: Any, source: str) -> np.ndarray:
+    try:
+        return np.asarray(given)
+    except Exception as error:  # rows of several lengths, for instance
+        raise unreadable(source, error) from None
+
+
 def feature_file(given: Any) -> tuple[np.ndarray, str]:
     """An array, perhaps of an .npy file, and what messages call it."""
     if not isinstance(given, str | Path):
-        return np.asarray(given), "features"
+        return _array(given, "features"), "features"
     check_file(Path(given))
     try:
         array = np.load(given, mmap_mode="r", allow_pickle=False)

@@ -271,15 +271,16 @@ class Cells:
         """
         if kind in ("category", "empty"):
             return 0
-        values, place = self.values(kind)[rows], np.arange(len(self))[rows]
+        values = self.values(kind)[rows]
+        place = lambda found: int(np.arange(len(self))[rows][found[0]])
         with np.errstate(invalid="ignore"):
             if len(bad := np.flatnonzero(~(np.abs(values) <= LARGEST) & ~np.isnan(values))):
-                row = int(place[bad[0]])
+                row = place(bad)
                 what = "infinite" if np.isinf(values[bad[0]]) else f"larger than {LARGEST:g}"
                 raise self.wrong(row, f"{self.cell(row)} is {what}")
         strange = np.flatnonzero(np.isnan(values) & ~self.missing[rows])
         if declared and len(strange):
-            row = int(place[strange[0]])
+            row = place(strange)
             raise self.wrong(row, f"{self.cell(row)} is not {KIND_WORDS[kind]}")
         return len(strange)
 

@@ -43,7 +43,10 @@ class Part:
     @property
     def index(self) -> Index:
         """The rows, to select them with."""
-        return slice(None) if len(self.rows) and len(self.rows) == self.rows[-1] + 1 else self.rows
+        whole = (
+            len(self.rows) and len(self.rows) == self.rows[-1] + 1
+        )  # without gaps; rows after them may have no label
+        return slice(0, len(self.rows)) if whole else self.rows
 
 
 @dataclass(frozen=True, eq=False)

@@ -89,7 +89,10 @@ class Classifier:
                 widths = [encoding.width, *(layer["w"].shape[1] for layer in layers)]
                 if [layer["w"].shape[0] for layer in layers] != widths[:-1] or widths[-1] not in (1, len(classes)):
                     raise ValueError
-            if not members or len(shares) not in (0, len(members)):
+                for layer, width in zip(layers, widths[1:], strict=True):
+                    if layer["b"].shape != (width,) or not all(np.isfinite(array).all() for array in layer.values()):
+                        raise ValueError
+            if not members or len(shares) not in (0, len(members)) or len(classes) < 2:
                 raise ValueError
             return cls(encoding, classes, members, shares, str(about["label"]))
         except (KeyError, TypeError, ValueError, IndexError):

@@ -55,7 +55,8 @@ def own_task(name: str, site: SiteTask, table: OwnTable, options: Mapping[str, A
     sizes = np.array([((table.client == m) & (parts == TRAIN)).sum() for m in there], float)
     known = {**together(facts, sizes if weights == "size" else None), "clients": np.asarray(len(there))}
     used = np.flatnonzero(parts >= 0)
-    made = site.task(_only(whole, used), known, **{k: v for k, v in given.items() if k not in ("train", "validation")})
+    pooled = _only(whole, slice(None) if len(used) == len(table) else used, exactly=False)
+    made = site.task(pooled, known, **{k: v for k, v in given.items() if k not in ("train", "validation")})
 
     owner, of_rows = table.client[used], parts[used]
     clients = []
@@ -84,14 +85,13 @@ def own_task(name: str, site: SiteTask, table: OwnTable, options: Mapping[str, A
     )
 
 
-def _only(examples: Examples, rows: np.ndarray, site: str = "") -> Examples:
-    """Some of the rows."""
+def _only(examples: Examples, rows: np.ndarray | slice, site: str = "", exactly: bool = True) -> Examples:
+    """Some of the rows; in double precision where sums must be exact."""
     take = lambda array: None if array is None else array[rows]
-    images = examples.images
-    inputs = examples.inputs[rows] if images else examples.inputs[rows].astype(float)
-    return examples._replace(
-        inputs=inputs, labels=examples.labels[rows], parts=take(examples.parts), groups=take(examples.groups), site=site
-    )
+    inputs = examples.inputs[rows]
+    inputs = inputs.astype(float) if exactly and not examples.images else inputs
+    labels, parts, groups = examples.labels[rows], take(examples.parts), take(examples.groups)
+    return examples._replace(inputs=inputs, labels=labels, parts=parts, groups=groups, site=site)
 
 
 def _facts(site: SiteTask, examples: Examples, options: Mapping[str, Any]) -> Facts:

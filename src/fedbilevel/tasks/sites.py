@@ -244,5 +244,8 @@ def moments(facts: Facts) -> tuple[np.ndarray, np.ndarray]:
 
 def standardised(table: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
     """Columns of mean 0 and deviation 1; 0 where a number is missing, and in columns that are constant."""
-    standard = (table - mean) / np.where(deviation > 0, deviation, np.inf)
-    return np.where(np.isnan(standard), 0, standard).astype(np.float32)
+    made, scale = np.empty(table.shape, np.float32), np.where(deviation > 0, deviation, np.inf)
+    for first in range(0, len(table), 1 << 16):  # little memory besides the result
+        standard = (table[first : first + (1 << 16)] - mean) / scale
+        made[first : first + (1 << 16)] = np.where(np.isnan(standard), 0, standard)
+    return made
