@@ -190,7 +190,11 @@ def of_references(rows: Rows, scale: Scale) -> dict[str, float]:
     for name, said in (("cleanlab", pooled), ("cleanlab+", with_trusted)):
         found[f"{name} auc"] = auc(rows.wrong, -get_label_quality_scores(given, said))
         # Cleanlab needs every class among the labels that it is given.
-        issues = find_label_issues(given, said) if len(np.unique(given)) == rows.classes else given != said.argmax(1)
+        issues = (
+            find_label_issues(given, said, n_jobs=1)
+            if len(np.unique(given)) == rows.classes
+            else given != said.argmax(1)
+        )
         found[f"{name} accuracy"] = retrained(rows, scale, ~issues)
     found["trusted auc"] = auc(rows.wrong, -alone[np.arange(len(given)), given])
     found["trusted accuracy"] = retrained(rows, scale, given == alone.argmax(1))
@@ -268,6 +272,7 @@ def pages(results: Mapping[tuple[str, int], Mapping[str, float]]) -> str:
     names = [name for name in COLUMNS if any(column == name for column, _ in results)]
     of = lambda column, quantity: np.array([row[quantity] for (c, _), row in results.items() if c == column])
     ways = ("ours", "cleanlab", "cleanlab+", "trusted")
+    mean = lambda values: float(np.mean(values[np.isfinite(values)])) if np.isfinite(values).any() else float("nan")
     lines = []
     for quantity, what, digits, shown in (
         ("auc", "AUC of detection", 4, (*ways, "alone")),
@@ -289,7 +294,8 @@ def pages(results: Mapping[tuple[str, int], Mapping[str, float]]) -> str:
     lines += [
         "**Noise, calibration and cost of fedbilevel**: the largest difference of a client's estimated share of wrong",
         "labels from the real one, for clients with at least 100 rows (mean over seeds); the expected calibration",
-        "error of P(wrong); and the cost in FedAvg runs. Without trusted rows: how many seeds were said to be identified.",
+        "error of P(wrong); and the cost in FedAvg runs. Without trusted rows: in how many seeds the noise was said to",
+        "be identified.",
         "",
         "| | noise | calibration error | FedAvg runs | no trusted rows: identified | noise, where identified |",
         "|---|---|---|---|---|---|",
@@ -300,8 +306,8 @@ def pages(results: Mapping[tuple[str, int], Mapping[str, float]]) -> str:
         )
         where = of(name, "alone noise")[told > 0]
         lines.append(
-            f"| {name} | {np.nanmean(noise):.3f} | {error.mean():.3f} | {runs.mean():.1f} | {int(told.sum())} of "
-            f"{len(told)} | {f'{np.nanmean(where):.3f}' if len(where) else '-'} |"
+            f"| {name} | {mean(noise):.3f} | {error.mean():.3f} | {runs.mean():.1f} | {int(told.sum())} of "
+            f"{len(told)} | {f'{mean(where):.3f}' if len(where) else '-'} |"
         )
     return "\n".join(lines)
 

@@ -15,7 +15,7 @@ class Effort(NamedTuple):
 
     Args:
         rounds: of exchanges.
-        step: the server's step, for Adam.
+        step: the server's first step, for Adam; it falls by a third in a hundred rounds.
         folds: the number of folds.
         most: the cost that it keeps below, in FedAvg runs of the final model.
     """
@@ -31,7 +31,7 @@ THOROUGH = Effort(rounds=150, step=0.02, folds=10, most=45)
 
 LINEAR = (Candidate("aware", 3e-2), Candidate("given", 3e-2), Candidate("cleaned", 1e-2))
 TRUSTED = (Candidate("trusted", 1e-2),)
-NOTHING_TRUSTED = (Candidate("given", 1e-1), Candidate("given", 3e-1))
+NOTHING_TRUSTED = tuple(Candidate("given", l2) for l2 in (1e-1, 3e-1, 1.0, 3.0, 10.0))
 """What is tried in addition if there are trusted rows, and if there are none: models of the labels as they are."""
 NETWORKS = (Candidate("aware", 3e-2),)
 MORE = (

@@ -9,14 +9,18 @@ import numpy as np
 
 from fedbilevel.algorithms import Alternating
 from fedbilevel.cleaning.effort import DEFAULT, FEDAVG_ROUNDS, THOROUGH, Effort, design_of, folds_of
-from fedbilevel.cleaning.findings import Exchanged, FinalModel, Findings, Score
+from fedbilevel.cleaning.findings import Exchanged, FinalModel, Findings, Noise, Score
 from fedbilevel.cleaning.judgement import Interval, at, halfway, interval, noise_of, score, with_interval
 from fedbilevel.cleaning.scaling import Scale, Sums
+<<<<<<< HEAD
 from fedbilevel.core import Algorithm
 from fedbilevel.core.schedules import constant
+=======
+from fedbilevel.core.schedules import power
+>>>>>>> method
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.runs.solve import Result, solve
-from fedbilevel.tasks.label_errors import Design, Kind, Said, label_errors, profile, say, says
+from fedbilevel.tasks.label_errors import Design, Kind, Said, label_errors, losses, profile, say, says
 from fedbilevel.tasks.noise_model import transition
 
 Array = np.ndarray
@@ -79,17 +83,25 @@ def clean_arrays(
         fold[rows] = folds_of(labels[rows], sure[rows], design.folds, np.random.default_rng([seed, m]))
     result = _run(design, effort, table, labels, sure, fold, owned, algorithm, seed, progress, checkpoint)
 
-    x, y = result.x, result.y
-    own = [jax.tree.map(lambda a, m=m: a[m], x) for m in range(len(owned))]
-    said = [say(design, own[m], y, table[rows], labels[rows], fold[rows]) for m, rows in enumerate(owned)]
+    y, own = result.y, [jax.tree.map(lambda a, m=m: a[m], result.x) for m in range(len(owned))]
     matrices = [np.asarray(transition(each, y["noise"], number)) for each in own]
-    noise = [noise_of(names[m], said[m], labels[rows], sure[rows], matrices[m]) for m, rows in enumerate(owned)]
-    likelihoods = [
-        profile(design, own[m], y, table[rows], labels[rows], fold[rows], sure[rows]) for m, rows in enumerate(owned)
-    ]
-    level = sum(each.level * each.rows for each in noise) / max(1, sum(each.rows for each in noise))
-    overall = interval(np.sum(likelihoods, 0), level)
+    of = lambda m: (table[owned[m]], labels[owned[m]], fold[owned[m]])
+
+    def judge(candidate: int | None = None) -> tuple[list[Said], list[Noise], float]:
+        """What every client says of its rows and of its noise, and the share of wrong labels of all."""
+        said = [say(design, own[m], y, *of(m), candidate) for m in range(len(owned))]
+        noise = [noise_of(names[m], said[m], labels[r], sure[r], matrices[m]) for m, r in enumerate(owned)]
+        return said, noise, sum(each.level * each.rows for each in noise) / max(1, sum(each.rows for each in noise))
+
+    said, noise, level = judge()
+    likelihood = sum(profile(design, own[m], y, *of(m), sure[rows]) for m, rows in enumerate(owned))
+    overall = interval(np.asarray(likelihood), level)
     identified = overall.identified(bool(sure.any()))
+    if not identified and not sure.any():
+        # Models that reckon with noise are no help where it is unknown: the best model of the given labels remains.
+        total = sum(losses(design, y, *of(m)) for m in range(len(owned)))
+        plain = [j for j, each in enumerate(design.candidates) if each.kind == "given"]
+        said, noise, level = judge(min(plain, key=np.asarray(total).__getitem__))
 
     order = np.argsort(np.concatenate(owned))
     together = Said(*(np.concatenate(parts)[order] for parts in zip(*said, strict=True)))
@@ -154,8 +166,12 @@ def _run(
     shards = [{"rows": r, "label": labels[r], "trusted": sure[r], "fold": fold[r]} for r in owned]
     batch_size = None if max(map(len, owned)) <= MOST_AT_ONCE else MOST_AT_ONCE
     task = label_errors(design, table, shards, len(labels), int(sure.sum()), batch_size)
+<<<<<<< HEAD
     if algorithm is None:
         algorithm = Alternating(lr_upper=4.0, lr_lower=1.0, server="adam", lr_server=constant(effort.step))
+=======
+    algorithm = Alternating(lr_upper=4.0, lr_lower=1.0, server="adam", lr_server=power(effort.step * 10, -0.5, 100.0))
+>>>>>>> method
     told = [lambda row: progress(row["round"], effort.rounds)] if progress else []
     return solve(task, algorithm, effort.rounds, seed, metrics=False, callbacks=told, checkpoint=checkpoint)
 

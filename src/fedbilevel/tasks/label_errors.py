@@ -300,10 +300,24 @@ def label_errors(
     )
 
 
-def say(design: Design, x: Any, y: Any, inputs: np.ndarray, labels: np.ndarray, fold: np.ndarray) -> Said:
-    """What a client knows of its own rows after a run, with its own x; nothing of this is sent."""
-    say_of_some = lambda *rows: _say(design, x, y, *rows)
-    return Said(*in_chunks(say_of_some, inputs, labels, fold))
+def say(
+    design: Design,
+    x: Any,
+    y: Any,
+    inputs: np.ndarray,
+    labels: np.ndarray,
+    fold: np.ndarray,
+    candidate: int | None = None,
+) -> Said:
+    """What a client knows of its own rows after a run, with its own x; nothing of this is sent. By the mixture, or by
+    one candidate alone.
+    """
+    return Said(*in_chunks(lambda *rows: _say(design, candidate, x, y, *rows), inputs, labels, fold))
+
+
+def losses(design: Design, y: Any, inputs: np.ndarray, labels: np.ndarray, fold: np.ndarray) -> np.ndarray:
+    """For every candidate, the sum over a client's rows of -log of the probability of the given label, out of fold."""
+    return in_chunks(lambda *rows: (_losses(design, y, *rows)[None],), inputs, labels, fold)[0].sum(0)
 
 
 def says(design: Design, y: Any, kind: Kind, inputs: np.ndarray, fold: np.ndarray) -> np.ndarray:
@@ -332,10 +346,20 @@ def in_chunks(function: Callable[..., Any], *rows: np.ndarray, size: int = 2000)
     return [np.concatenate([np.asarray(part) for part in parts]) for parts in zip(*some, strict=True)]
 
 
+@partial(jax.jit, static_argnums=(0, 1))
+def _say(
+    design: Design, candidate: int | None, x: Any, y: Any, inputs: Array, labels: Array, fold: Array
+) -> tuple[Array, Array]:
+    logits = of_fold(candidate_logits(design, y, inputs), fold)
+    log_right = mixed(y["mixture"], logits) if candidate is None else jax.nn.log_softmax(logits[:, candidate])
+    matrix = noise_model.transition(x, y["noise"], design.classes)
+    return jnp.exp(log_right), noise_model.posterior(jnp.exp(log_right), labels, matrix)
+
+
 @partial(jax.jit, static_argnums=0)
-def _say(design: Design, x: Any, y: Any, inputs: Array, labels: Array, fold: Array) -> tuple[Array, Array]:
-    right = jnp.exp(mixed(y["mixture"], of_fold(candidate_logits(design, y, inputs), fold)))
-    return right, noise_model.posterior(right, labels, noise_model.transition(x, y["noise"], design.classes))
+def _losses(design: Design, y: Any, inputs: Array, labels: Array, fold: Array) -> Array:
+    said = jax.nn.log_softmax(of_fold(candidate_logits(design, y, inputs), fold))
+    return -jnp.take_along_axis(said, labels[:, None, None], 2)[..., 0].sum(0)
 
 
 @partial(jax.jit, static_argnums=0)
