@@ -53,6 +53,7 @@ from fedbilevel.errors import Diverged, FedbilevelError, Interrupted, Stopped
 from fedbilevel.runs.callbacks import Callback, MLflow, TensorBoard
 from fedbilevel.runs.execute import resume
 from fedbilevel.runs.experiment import Experiment
+from fedbilevel.runs.prediction import predict
 from fedbilevel.runs.solve import Result, solve
 from fedbilevel.runs.sweep import sweep
 from fedbilevel.storage.checkpoints import Checkpoints
@@ -121,6 +122,7 @@ __all__ = [
     "load",
     "parameter",
     "plan",
+    "predict",
     "resume",
     "schedules",
     "solve",
