@@ -57,6 +57,7 @@ from fedbilevel.errors import Diverged, FedbilevelError, Interrupted, Stopped
 from fedbilevel.runs.callbacks import Callback, MLflow, TensorBoard
 from fedbilevel.runs.execute import resume
 from fedbilevel.runs.experiment import Experiment
+from fedbilevel.runs.prediction import predict
 from fedbilevel.runs.solve import Result, solve
 from fedbilevel.runs.sweep import sweep
 from fedbilevel.storage.checkpoints import Checkpoints
@@ -133,6 +134,7 @@ __all__ = [
     "load",
     "parameter",
     "plan",
+    "predict",
     "resume",
     "schedules",
     "solve",

@@ -10,16 +10,11 @@ from typing import Any
 from fedbilevel.core.task import Task
 from fedbilevel.data import table
 from fedbilevel.data.table_files import is_function
-from fedbilevel.errors import FedbilevelError, Names
+from fedbilevel.errors import FedbilevelError
 from fedbilevel.runs.configuration import explained
 from fedbilevel.runs.settings import NameList, Setting
-from fedbilevel.tasks import SITE_TASKS
-from fedbilevel.tasks.own import own_task
+from fedbilevel.tasks import OWN_TASKS, on_table
 
-OWN_TASKS: Names[Any] = Names(
-    "task for your own table", {name: task for name, task in SITE_TASKS.items() if name != "data-cleaning"}
-)
-"""Label errors are found by the command ``clean``."""
 NONE = NameList()
 ENDINGS = (".csv", ".tsv", ".parquet", ".npz")
 
@@ -68,6 +63,8 @@ def is_own(settings: Mapping[str, Any]) -> bool:
 @cache
 def own_maker(name: str) -> Callable[..., Task]:
     """What makes the task of a name from a table: a function with the options of both as arguments."""
+    if name == "data-cleaning":
+        raise FedbilevelError("label errors in your own table are found with: fedbilevel clean TABLE --label COLUMN.")
     site = OWN_TASKS[name]
     of_table = inspect.signature(_options).parameters
     of_task = [p for p in inspect.signature(site.task).parameters.values() if p.default is not p.empty]
@@ -83,7 +80,7 @@ def own_maker(name: str) -> Callable[..., Task]:
         if name == "fairness" and len(read.groups) != 2:
             raise FedbilevelError("fairness needs a column with two groups of people: --set group=COLUMN.")
         options = {p.name: given[p.name] for p in of_task if p.name in given}
-        made = own_task(name, site, read, options, said["weights"])
+        made = on_table(name, read, said["weights"], **options)
         return dataclasses.replace(made, options={**said, "data": paths})
 
     meanings = {**explained(_options), **explained(site.task)}

@@ -36,11 +36,10 @@ def own_task(name: str, site: SiteTask, table: OwnTable, options: Mapping[str, A
     """
     if weights not in ("equal", "size"):
         raise UnknownName("way to weight clients", weights, ["equal", "size"])
-    given = {
-        key: p.default
-        for key, p in inspect.signature(site.task).parameters.items()
-        if key in options or p.default is not p.empty
-    }
+    given = {key: p.default for key, p in inspect.signature(site.task).parameters.items() if p.default is not p.empty}
+    for key in options:
+        if key not in given:
+            raise UnknownName(f"option of {name}", key, given)
     given |= options
     parts = _divided(table, given)
     there = [m for m, (_, rows) in enumerate(table.rows_of()) if (parts[rows] >= 0).any()]
