@@ -12,12 +12,8 @@ from fedbilevel.cleaning.effort import DEFAULT, FEDAVG_ROUNDS, THOROUGH, Effort,
 from fedbilevel.cleaning.findings import Exchanged, FinalModel, Findings, Noise, Score
 from fedbilevel.cleaning.judgement import Interval, at, halfway, interval, noise_of, score, with_interval
 from fedbilevel.cleaning.scaling import Scale, Sums
-<<<<<<< HEAD
 from fedbilevel.core import Algorithm
-from fedbilevel.core.schedules import constant
-=======
 from fedbilevel.core.schedules import power
->>>>>>> method
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.runs.solve import Result, solve
 from fedbilevel.tasks.label_errors import Design, Kind, Said, label_errors, losses, profile, say, says
@@ -166,12 +162,9 @@ def _run(
     shards = [{"rows": r, "label": labels[r], "trusted": sure[r], "fold": fold[r]} for r in owned]
     batch_size = None if max(map(len, owned)) <= MOST_AT_ONCE else MOST_AT_ONCE
     task = label_errors(design, table, shards, len(labels), int(sure.sum()), batch_size)
-<<<<<<< HEAD
     if algorithm is None:
-        algorithm = Alternating(lr_upper=4.0, lr_lower=1.0, server="adam", lr_server=constant(effort.step))
-=======
-    algorithm = Alternating(lr_upper=4.0, lr_lower=1.0, server="adam", lr_server=power(effort.step * 10, -0.5, 100.0))
->>>>>>> method
+        step = power(effort.step * 10, -0.5, 100.0)
+        algorithm = Alternating(lr_upper=4.0, lr_lower=1.0, server="adam", lr_server=step)
     told = [lambda row: progress(row["round"], effort.rounds)] if progress else []
     return solve(task, algorithm, effort.rounds, seed, metrics=False, callbacks=told, checkpoint=checkpoint)
 
