@@ -140,6 +140,27 @@ def test_rare_values_are_scaled_as_in_the_search() -> None:
     np.testing.assert_allclose(found, final.predict_proba(inputs), atol=1e-5)
 
 
+def test_arrays_are_saved_with_their_labels(data: Any, tmp_path: Path) -> None:
+    frame = data[0]
+    numbers = frame[["age", "weight", "pulse", "dose"]].to_numpy()
+    features = np.column_stack([numbers, frame["ward"] == "007", frame["ward"] == "7"])
+    labels, checked = (frame["outcome"] == "yes").to_numpy(int), (frame["checked"] == "yes").to_numpy()
+    found = fb.clean(features, labels, clients=frame["hospital"].to_numpy(), trusted=checked, relabel=True)
+    found.save(tmp_path)
+    kept, given = found.cleaned
+    np.testing.assert_array_equal(np.load(tmp_path / "cleaned-features.npy"), kept)
+    assert pd.read_csv(tmp_path / "cleaned.csv")["label"].tolist() == given.tolist()
+    assert (given != labels).sum() == found.suspects["is_label_issue"].sum() > 10
+    assert (tmp_path / "report.html").stat().st_size > 10_000
+
+
+def test_every_row_may_be_trusted(data: Any) -> None:
+    found = fb.clean(data[0].assign(checked="yes"), **ROLES)
+    assert not found.suspects["is_label_issue"].any()
+    assert len(found.cleaned) == 240
+    assert found.plot()._repr_png_()
+
+
 def test_without_trusted_rows_there_is_a_loud_warning(data: Any) -> None:
     frame = data[0].drop(columns="checked")
     with pytest.warns(FedbilevelWarning, match="No rows are trusted"):

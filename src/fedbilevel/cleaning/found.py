@@ -195,6 +195,12 @@ class Found:
             for cells, row in zip(parts, self.data.row[rows], strict=True)
         ]
 
+    def save(self, folder: Path | str) -> list[Path]:
+        """Write everything into a folder, as ``fedbilevel clean`` does, and return the files."""
+        from fedbilevel.cleaning.folder import save  # which writes these
+
+        return save(self, Path(folder))
+
     def plot(self) -> "Picture":
         """Draw the share of wrong labels per client, which labels are taken for which, and how sure that is."""
         from fedbilevel.drawing.wrong_labels import wrong_labels

@@ -56,7 +56,7 @@ def wrong_labels(
     middle.set_ylabel("given label")
     middle.set_title("label issues", fontsize=10)
 
-    right.hist(probability, np.linspace(0, 1, 41), color="C0", log=True)
+    right.hist(probability, np.linspace(0, 1, 41), color="C0", log=len(probability) > 0)
     right.axvline(0.5, color="C1", linestyle="--")
     right.set_xlabel("probability that the label is wrong")
     right.set_ylabel("rows")
