@@ -225,15 +225,14 @@ def measure(column: Column, seed: int, thorough: bool) -> tuple[dict[str, float]
     rows = planted(column, seed)
     scale = Scale.fit([Sums.of(rows.inputs)], images=rows.inputs.ndim > 2)
     began = time.perf_counter()
-    arrays = (rows.inputs, rows.given, rows.client)
-    ours = clean_arrays(*arrays, rows.trusted, rows.classes, thorough=thorough, seed=seed)
+    ours = clean_arrays(rows.inputs, rows.given, rows.client, rows.trusted, rows.classes, thorough=thorough, seed=seed)
     seconds = time.perf_counter() - began
     suspicious = ~rows.trusted
-    alone = clean_arrays(*(a[suspicious] for a in arrays), None, rows.classes, thorough=thorough, seed=seed)
     blind = rows._replace(
         inputs=rows.inputs[suspicious], right=rows.right[suspicious], given=rows.given[suspicious],
         client=rows.client[suspicious], trusted=np.zeros(suspicious.sum(), bool),
     )  # fmt: skip
+    alone = clean_arrays(blind.inputs, blind.given, blind.client, None, rows.classes, thorough=thorough, seed=seed)
     found = {
         **of_findings("ours", rows, scale, ours),
         **of_findings("alone", blind, scale, alone),
