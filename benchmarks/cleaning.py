@@ -148,9 +148,23 @@ def out_of_fold(inputs: Array, labels: Array, classes: int, strength: float, mor
 
 
 def tuned(inputs: Array, labels: Array, classes: int, more: tuple[Array, Array] | None = None) -> tuple[Array, float]:
-    """The out-of-fold probabilities of the strength with the smallest out-of-fold loss, and this strength."""
-    tried = [(out_of_fold(inputs, labels, classes, strength, more), strength) for strength in STRENGTHS]
-    return min(tried, key=lambda pair: loss(pair[0], labels))
+    """The out-of-fold probabilities of the strength with the smallest out-of-fold loss, and this strength. The loss has
+    one valley: from the middle, the search goes on to the better neighbour while there is one.
+    """
+    tried: dict[int, Array] = {}
+
+    def loss_of(n: int) -> float:
+        if not 0 <= n < len(STRENGTHS):
+            return float("inf")
+        if n not in tried:
+            tried[n] = out_of_fold(inputs, labels, classes, STRENGTHS[n], more)
+        return loss(tried[n], labels)
+
+    here, best = -1, STRENGTHS.index(1e-2)
+    while here != best:
+        here = best
+        best = min((here, here - 1, here + 1), key=loss_of)
+    return tried[best], STRENGTHS[best]
 
 
 def retrained(rows: Rows, scale: Scale, kept: Array) -> float:
@@ -225,15 +239,14 @@ def measure(column: Column, seed: int, thorough: bool) -> tuple[dict[str, float]
     rows = planted(column, seed)
     scale = Scale.fit([Sums.of(rows.inputs)], images=rows.inputs.ndim > 2)
     began = time.perf_counter()
-    arrays = (rows.inputs, rows.given, rows.client)
-    ours = clean_arrays(*arrays, rows.trusted, rows.classes, thorough=thorough, seed=seed)
+    ours = clean_arrays(rows.inputs, rows.given, rows.client, rows.trusted, rows.classes, thorough=thorough, seed=seed)
     seconds = time.perf_counter() - began
     suspicious = ~rows.trusted
-    alone = clean_arrays(*(a[suspicious] for a in arrays), None, rows.classes, thorough=thorough, seed=seed)
     blind = rows._replace(
         inputs=rows.inputs[suspicious], right=rows.right[suspicious], given=rows.given[suspicious],
         client=rows.client[suspicious], trusted=np.zeros(suspicious.sum(), bool),
     )  # fmt: skip
+    alone = clean_arrays(blind.inputs, blind.given, blind.client, None, rows.classes, thorough=thorough, seed=seed)
     found = {
         **of_findings("ours", rows, scale, ours),
         **of_findings("alone", blind, scale, alone),

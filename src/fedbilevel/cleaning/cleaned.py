@@ -69,11 +69,8 @@ def _inputs(found: "Found", folder: Path | None = None) -> Iterator[tuple[str, P
         name = next(n for n in (part.name, *(f"{part.name}-{k}" for k in range(2, 10**6))) if n not in names)
         names.add(name)
         keep, labels = _kept(found, number, len(part.table))
-        columns = (
-            part.table.read(part.table.names)
-            if part.table.names
-            else {"label": named(found.classes, found.data.labels)}
-        )
+        columns: dict[str, Any] = part.table.read(part.table.names)
+        columns = columns or {"label": named(found.classes, found.data.labels)}
         for column in columns:
             if column == found.data.label and labels:
                 columns[column] = _replaced(columns[column], labels)
