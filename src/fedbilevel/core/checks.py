@@ -45,43 +45,47 @@ def check_values(split: str, parts: Sequence[Held], seen: set[int]) -> None:
     the tables that were looked at; each is looked at once.
     """
     for holder, rows in parts:
-        for path, leaf in jax.tree.flatten_with_path(rows, is_leaf=lambda part: isinstance(part, Lookup))[0]:
-            where = f"{holder}: the '{split}' array {_called(path)}"
+        for place, leaf in enumerate(columns(rows)[0]):
+            array = leaf
             if isinstance(leaf, Lookup):
-                index = np.asarray(leaf.index)
-                if index.size and (index.min() < 0 or index.max() >= len(leaf.table)):
-                    wrong = index.max() if index.max() >= len(leaf.table) else index.min()
-                    raise FedbilevelError(f"{where} looks up row {wrong} of a table with {len(leaf.table)} rows.")
-                if id(leaf.table) in seen:
+                index, array = np.asarray(leaf.index), leaf.table
+                if index.size and (index.min() < 0 or index.max() >= len(array)):
+                    wrong = index.max() if index.max() >= len(array) else index.min()
+                    raise _bad(holder, split, rows, place, f"looks up row {wrong} of a table with {len(array)} rows")
+                if id(array) in seen:
                     continue
-                seen.add(id(leaf.table))
-            array = leaf.table if isinstance(leaf, Lookup) else leaf
-            kind = getattr(array, "dtype", np.asarray(array).dtype)
-            if not any(jnp.issubdtype(kind, known) for known in (jnp.number, jnp.bool_, jax.dtypes.prng_key)):
-                said = "text" if kind.kind in "US" else "dates" if kind.kind in "Mm" else f"objects ({kind})"
-                raise FedbilevelError(f"{where} contains {said}: give numbers, for instance float32.")
-            if jnp.issubdtype(kind, jnp.inexact) and not np.all(finite := np.isfinite(np.asarray(array))):
-                row = np.argwhere(~finite)[0]
-                value = np.asarray(array)[tuple(row)]
-                raise FedbilevelError(f"{where} contains {value} in row {row[0]}: fill it in, or leave the row out.")
+                seen.add(id(array))
+            kind = array.dtype if hasattr(array, "dtype") else np.asarray(array).dtype
+            if kind.kind == "f":
+                values = np.asarray(array)
+                if not (finite := np.isfinite(values)).all():
+                    row = np.argwhere(~finite)[0]
+                    said = f"contains {values[tuple(row)]} in row {row[0]}: fill it in, or leave the row out"
+                    raise _bad(holder, split, rows, place, said)
+            elif kind.kind in "OUSMm":
+                said = {"U": "text", "S": "text", "O": "objects"}.get(kind.kind, "dates")
+                raise _bad(holder, split, rows, place, f"contains {said}: give numbers, for instance float32")
 
 
-def _called(path: Any) -> str:
-    return f"'{jax.tree_util.keystr(path, simple=True, separator='.')}'" if path else "of rows"
+def _bad(holder: str, split: str, rows: Tree, place: int, said: str) -> FedbilevelError:
+    """An error about one array of rows, by its place among all of them."""
+    path = jax.tree.flatten_with_path(rows, is_leaf=lambda part: isinstance(part, Lookup))[0][place][0]
+    name = f" '{jax.tree_util.keystr(path, simple=True, separator='.')}'" if path else ""
+    return FedbilevelError(f"{holder}: the '{split}' array{name} {said}.")
 
 
 def check_indices(split: str, parts: Sequence[Held], found: set[Use]) -> None:
     """Refuse rows whose labels, or other whole numbers, are out of the range that a loss looks them up in."""
-    for leaf, entries, one_hot in sorted(found):
+    for place, entries, one_hot in sorted(found):
+        least = -1 if one_hot else 0  # the class -1 of a one-hot row is none, which some use
         for holder, rows in parts:
-            path, array = jax.tree.flatten_with_path(rows, is_leaf=lambda part: isinstance(part, Lookup))[0][leaf]
-            values = np.asarray(array[:])
-            low = values < (-1 if one_hot else 0)  # the class -1 of a one-hot row is none, which some use
-            if len(bad := np.argwhere(low | (values >= entries))):
-                raise FedbilevelError(
-                    f"{holder}: the '{split}' array {_called(path)} contains {values[tuple(bad[0])]} in row "
-                    f"{bad[0][0]}, but the loss looks it up among {entries} entries: use 0 to {entries - 1}."
-                )
+            values = np.asarray(columns(rows)[0][place][:])
+            if values.size and (values.min() < least or values.max() >= entries):
+                row = np.argwhere((values < least) | (values >= entries))[0]
+                raise _bad(
+                    holder, split, rows, place, f"contains {values[tuple(row)]} in row {row[0]}, but the loss looks it "
+                    f"up among {entries} entries: use 0 to {entries - 1}",
+                )  # fmt: skip
 
 
 def check_losses(problem: Problem, layout: Layout, held: Mapping[str, Sequence[Held]]) -> None:
