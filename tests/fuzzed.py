@@ -45,10 +45,13 @@ from fedbilevel.federation.kits import Kit
 from fedbilevel.federation.rows import load
 from fedbilevel.federation.study import Study, facts_of_copy, server_task, site_weights
 from fedbilevel.federation.worker import Settings, Worker
+from fedbilevel.runs.prediction import load_classifier
 from fedbilevel.storage.arrays import decode, encode, rebuild
 from fedbilevel.storage.checkpoints import Checkpoints, Saved
 from fedbilevel.storage.files import write_privately
+from fedbilevel.storage.models import MODEL
 from fedbilevel.tasks import SITE_TASKS
+from fedbilevel.tasks.classifier import Classifier
 from fedbilevel.tasks.sites import together
 from fuzz import Outcome, Unexpected, mutated_bytes, mutated_csv, mutated_message, mutated_toml, mutated_value, odd, run
 
@@ -434,6 +437,62 @@ def images(folder: Path) -> Attempt:
     return attempt
 
 
+def own_tables(folder: Path) -> Attempt:
+    """People's own tables: .csv and .parquet files, data frames, and features that may not fit."""
+    import pandas
+
+    rows = table()
+    frame = pandas.DataFrame(rows[1:], columns=pandas.Index(rows[0]))
+    frame.to_parquet(folder / "good.parquet")
+    whole = (folder / "good.parquet").read_bytes()
+    text = frame.to_csv(index=False)
+
+    def attempt(rng: random.Random) -> None:
+        source: Any = folder / "a.csv"
+        kind = rng.randrange(6)
+        if kind == 0:
+            source.write_bytes(mutated_csv(rng, rows))
+        elif kind == 1:
+            source.write_bytes(mutated_bytes(rng, text.encode(rng.choice(["utf-8", "utf-16", "latin-1", "utf-8-sig"]))))
+        elif kind == 2:
+            source.write_bytes(rng.randbytes(rng.choice([0, 1, 100, 5000])))
+        elif kind == 3:
+            source = folder / "a.parquet"
+            source.write_bytes(mutated_bytes(rng, whole) if rng.randrange(2) else whole[: rng.randrange(len(whole))])
+        elif kind == 4:
+            name = rng.choice(rows[0])
+            source = frame.assign(**{name: [odd(rng) if rng.randrange(3) else cell for cell in frame[name]]})
+        else:
+            source.write_text(text)
+        label, client = rng.choices(rows[0], k=2) if rng.randrange(8) == 0 else (rows[0][-1], None)
+        more: dict[str, Any] = {"numeric": [rng.choice(rows[0])]} if rng.randrange(4) == 0 else {}
+        if kind == 5:
+            odd_array = np.array([[odd(rng) for _ in range(2)] for _ in range(len(rows) - 1)], object)
+            more = {"features": rng.choice([odd_array, odd(rng), np.full((len(rows) - 1, 2), np.nan)])}
+        read = fb.data.table(source, label=label, client=client, **more)
+        assert read.inputs.shape == (len(read), read.encoding.width)
+        assert np.isfinite(read.inputs).all()
+        assert len(read.ids) == len(read)
+
+    return attempt
+
+
+def models(folder: Path) -> Attempt:
+    """Stored models: damaged, or with other contents that have the right checksum."""
+    frame = np.random.default_rng(0).normal(size=(30, 3)).astype(np.float32)
+    read = fb.data.table(frame, label=np.arange(30) % 3)
+    layers = [{"w": np.ones((3, 4)), "b": np.zeros(4)}, {"w": np.ones((4, 3)), "b": np.zeros(3)}]
+    about, arrays = Classifier(read.encoding, read.classes, [layers]).packed()
+    whole = encode({"format": 1, **about}, arrays)
+
+    def attempt(rng: random.Random) -> None:
+        (folder / MODEL).write_bytes(mutated_message(rng, whole))
+        for _, found in load_classifier(folder).predict(frame):
+            assert found.shape == (30, 3)
+
+    return attempt
+
+
 def checkpoints(folder: Path) -> Attempt:
     """Checkpoints of a server; the clients' own files are there."""
     from helpers import sample_weights
@@ -483,7 +542,22 @@ def ledgers(folder: Path) -> Attempt:
 
 KINDS: dict[str, Callable[[Path], Attempt]] = {
     each.__name__: each
-    for each in (questions, answers, rounds, studies, schemas, kits, tables, npz, parquet, images, checkpoints, ledgers)
+    for each in (
+        questions,
+        answers,
+        rounds,
+        studies,
+        schemas,
+        kits,
+        tables,
+        npz,
+        parquet,
+        images,
+        own_tables,
+        models,
+        checkpoints,
+        ledgers,
+    )
 }
 
 

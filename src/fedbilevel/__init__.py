@@ -1,6 +1,7 @@
 """Federated bilevel optimization."""
 
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
 from fedbilevel import data, diagnostics, tasks
 from fedbilevel.algorithms import (
@@ -12,6 +13,7 @@ from fedbilevel.algorithms import (
     RFHO,
     SUSTAIN,
     AggITD,
+    Alternating,
     CommFedBiO,
     CommFedBiOSketch,
     DistBiO,
@@ -32,6 +34,8 @@ from fedbilevel.algorithms import (
     SimFBO,
     StocBiO,
 )
+from fedbilevel.cleaning.clean import clean
+from fedbilevel.cleaning.found import Found
 from fedbilevel.core import (
     Algorithm,
     Client,
@@ -44,7 +48,7 @@ from fedbilevel.core import (
     schedules,
     vectors,
 )
-from fedbilevel.core.presentation import Details, Presentation, Reference, Suggestion
+from fedbilevel.core.presentation import Details, Presentation, Reference, Sequel, Suggestion
 from fedbilevel.core.task import Task
 from fedbilevel.core.vectors import Vector
 from fedbilevel.engines.participation import Independent, Uniform
@@ -53,11 +57,15 @@ from fedbilevel.errors import Diverged, FedbilevelError, Interrupted, Stopped
 from fedbilevel.runs.callbacks import Callback, MLflow, TensorBoard
 from fedbilevel.runs.execute import resume
 from fedbilevel.runs.experiment import Experiment
+from fedbilevel.runs.prediction import predict
 from fedbilevel.runs.solve import Result, solve
 from fedbilevel.runs.sweep import sweep
 from fedbilevel.storage.checkpoints import Checkpoints
 from fedbilevel.storage.load import load
 from fedbilevel.tasks import TASKS
+
+if TYPE_CHECKING:
+    from fedbilevel.cleaning.estimator import CleanClassifier
 
 __version__ = version("fedbilevel")
 
@@ -72,8 +80,10 @@ __all__ = [
     "TASKS",
     "AggITD",
     "Algorithm",
+    "Alternating",
     "Callback",
     "Checkpoints",
+    "CleanClassifier",
     "Client",
     "Clients",
     "CommFedBiO",
@@ -92,6 +102,7 @@ __all__ = [
     "FedMSA",
     "FedNest",
     "FedbilevelError",
+    "Found",
     "Independent",
     "Interrupted",
     "LFedNest",
@@ -106,6 +117,7 @@ __all__ = [
     "Reference",
     "Replies",
     "Result",
+    "Sequel",
     "ShroFBO",
     "SimFBO",
     "StocBiO",
@@ -116,11 +128,13 @@ __all__ = [
     "Uniform",
     "Vector",
     "__version__",
+    "clean",
     "data",
     "diagnostics",
     "load",
     "parameter",
     "plan",
+    "predict",
     "resume",
     "schedules",
     "solve",
@@ -128,3 +142,12 @@ __all__ = [
     "tasks",
     "vectors",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """``CleanClassifier``, whose base classes take longer to import than all of this library."""
+    if name == "CleanClassifier":
+        from fedbilevel.cleaning.estimator import CleanClassifier
+
+        return CleanClassifier
+    raise AttributeError(f"module 'fedbilevel' has no attribute {name!r}")

@@ -22,8 +22,8 @@ class FedbilevelError(Exception):
     """An error whose message is meant for the user. The command line prints it and exits with code 2."""
 
     def __str__(self) -> str:
-        """The sentence, whatever it quotes. Not what KeyError, another base of some, would make of it."""
-        return readable(Exception.__str__(self))
+        """The sentence, whatever it quotes."""
+        return readable(Exception.__str__(self))  # a KeyError, which some are, too, would put it into quotes
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle for another process, whatever arguments it was made with; results stay where they are."""

@@ -17,7 +17,7 @@ import importlib.abc, io, contextlib, json, sys
 
 class Absent(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("nvflare", "optuna", "tensorboardX", "mlflow", "pyarrow"):
+        if name.partition(".")[0] in ("nvflare", "optuna", "tensorboardX", "mlflow"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Absent())

@@ -9,7 +9,7 @@ import pytest
 
 import fedbilevel as fb
 from fedbilevel.data.cells import Choices, number
-from fedbilevel.data.columns import read_table
+from fedbilevel.data.table_files import read_table
 from fedbilevel.federation import schema
 from fedbilevel.federation.rows import load
 

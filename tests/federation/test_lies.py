@@ -15,8 +15,8 @@ import pytest
 import tomli_w
 
 import fedbilevel as fb
-from fedbilevel.data import columns
-from fedbilevel.data.columns import read_table
+from fedbilevel.data import table_files
+from fedbilevel.data.table_files import read_table
 from fedbilevel.engines.messaging.post import Post
 from fedbilevel.engines.messaging.protocol import Done, Echo, Failed, pack
 from fedbilevel.federation import schema
@@ -236,7 +236,7 @@ def bomb(shape: tuple[int, ...], kind: str, size: int) -> bytes:
 def test_archives_that_claim_or_hold_too_much_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], size: int
 ) -> None:
-    monkeypatch.setattr(columns, "LARGEST", 100 << 20)
+    monkeypatch.setattr(table_files, "LARGEST", 100 << 20)
     (tmp_path / "a.npz").write_bytes(bomb(shape, "<f8", size))
 
     def read() -> None:
@@ -248,7 +248,7 @@ def test_archives_that_claim_or_hold_too_much_are_refused(
 
 def test_a_table_that_claims_very_many_rows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A column of one value takes no room in the file."""
-    monkeypatch.setattr(columns, "LARGEST", 100 << 20)
+    monkeypatch.setattr(table_files, "LARGEST", 100 << 20)
     parquet = pytest.importorskip("pyarrow.parquet")
     import pyarrow
 

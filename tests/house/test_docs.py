@@ -122,7 +122,7 @@ def test_links_of_the_repository_lead_somewhere(name: str) -> None:
 def test_the_first_page_repeats_the_readme() -> None:
     page, readme = (DOCS / "index.md").read_text(), (ROOT / "README.md").read_text()
     shown = [line for line in page.splitlines() if line.startswith("    │")]
-    assert len(shown) == 3
+    assert len(shown) == 4
     assert not [line for line in shown if line not in readme]
 
 

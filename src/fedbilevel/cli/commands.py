@@ -7,7 +7,9 @@ from typing import Any
 import typer
 
 from fedbilevel.cli.catalogue import algorithms, show_plan, tasks
+from fedbilevel.cli.clean import clean
 from fedbilevel.cli.compare import compare
+from fedbilevel.cli.predict import predict
 from fedbilevel.cli.report import watch, write_report
 from fedbilevel.cli.reproduce import reproduce
 from fedbilevel.cli.run import init, resume, run
@@ -21,8 +23,9 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Federated bilevel optimization."
 )
 COMMANDS = {
-    "run": run, "resume": resume, "init": init, "compare": compare, "report": write_report, "watch": watch,
-    "tune": tune, "reproduce": reproduce, "algorithms": algorithms, "tasks": tasks, "plan": show_plan,
+    "clean": clean, "predict": predict, "run": run, "resume": resume, "init": init, "compare": compare,
+    "report": write_report, "watch": watch, "tune": tune, "reproduce": reproduce, "algorithms": algorithms,
+    "tasks": tasks, "plan": show_plan,
 }  # fmt: skip
 for name, command in COMMANDS.items():
     app.command(name)(command)

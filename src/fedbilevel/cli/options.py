@@ -4,7 +4,7 @@ import contextlib
 import inspect
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,6 +38,32 @@ AlgorithmName = Annotated[
     typer.Option(help="Name of an algorithm (see 'fedbilevel algorithms'). Default: the task's own."),
 ]
 DataName = Annotated[str | None, typer.Option(help="Name of a data set (see 'fedbilevel tasks TASK').")]
+DataNames = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--data",
+        help="Name of a data set (see 'fedbilevel tasks TASK'); or your own table: a CSV, TSV or Parquet file, or a "
+        "folder of pictures. May be repeated: then every file is a client.",
+    ),
+]
+Label = Annotated[str | None, typer.Option(help="Column of your table with the labels.")]
+Client = Annotated[str | None, typer.Option(help="Column that says which client has a row.")]
+Trusted = Annotated[str | None, typer.Option(help="Column that says whether a label was checked: yes or no.")]
+Id = Annotated[str | None, typer.Option("--id", help="Column with what rows are called. Default: their line.")]
+Drop = Annotated[list[str] | None, typer.Option(help="Column to leave out. May be repeated.")]
+Categorical = Annotated[
+    list[str] | None,
+    typer.Option(help="Column whose values are names, even if they look like numbers. May be repeated."),
+]
+Numeric = Annotated[
+    list[str] | None, typer.Option(help="Column of numbers; anything else in it is an error. May be repeated.")
+]
+ClientFrom = Annotated[
+    str | None, typer.Option(help="'folder': the folders of pictures are clients, the folders in them classes.")
+]
+Features = Annotated[
+    str | None, typer.Option(help="An .npy file with a row of features for each row, in place of the columns.")
+]
 ClientCount = Annotated[int | None, typer.Option(help="Number of clients.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as a JSON object, without progress bars.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for the results. Default: a new folder in runs/.")]
@@ -60,7 +86,7 @@ def by_key(pairs: list[str] | None, needs: str) -> dict[str, str]:
     return values
 
 
-def experiment_of(what: str, settings: dict[str, str]) -> Experiment:
+def experiment_of(what: str, settings: Mapping[str, Any]) -> Experiment:
     """The experiment of a file, or of a task by its name."""
     given = Experiment.read(what) if what.endswith(".toml") else Experiment(what)
     return given.changed(settings)

@@ -8,15 +8,27 @@ from typing import Annotated, Any
 
 import typer
 
+from fedbilevel.cleaning.folder import is_search
+from fedbilevel.cli import clean
 from fedbilevel.cli.compare import compare_and_show
 from fedbilevel.cli.options import (
     AlgorithmName,
+    Categorical,
+    Client,
     ClientCount,
+    ClientFrom,
     DataName,
+    DataNames,
+    Drop,
+    Features,
+    Id,
     Json,
+    Label,
+    Numeric,
     Out,
     Sample,
     Set,
+    Trusted,
     console,
     ending_well,
     experiment_of,
@@ -38,7 +50,16 @@ def run(
         str, typer.Argument(help="Name of a task (see 'fedbilevel tasks') or an experiment file: my.toml.")
     ],
     algorithm: AlgorithmName = None,
-    data: DataName = None,
+    data: DataNames = None,
+    label: Label = None,
+    client: Client = None,
+    trusted: Trusted = None,
+    id_: Id = None,
+    drop: Drop = None,
+    categorical: Categorical = None,
+    numeric: Numeric = None,
+    client_from: ClientFrom = None,
+    features: Features = None,
     rounds: Annotated[int | None, typer.Option(help="Number of rounds. Default: what the task suggests.")] = None,
     clients: ClientCount = None,
     sample: Sample = None,
@@ -52,11 +73,21 @@ def run(
 ) -> None:
     """Run an algorithm on a task and save everything to a folder."""
     fields = {"algorithm": algorithm, "rounds": rounds, "sample": sample, "seed": seed}
-    settings = {name: str(value) for name, value in fields.items() if value is not None}
+    settings: dict[str, Any] = {name: str(value) for name, value in fields.items() if value is not None}
     settings |= {"trackers": ",".join(track)} if track else {}
-    experiment = experiment_of(task, {**settings, **settings_of(set_, clients, data)})
+    about_table = {
+        "label": label, "client": client, "trusted": trusted, "id": id_, "drop": drop, "categorical": categorical,
+        "numeric": numeric, "client_from": client_from, "features": features,
+    }  # fmt: skip
+    settings |= {name: value for name, value in about_table.items() if value}
+    one = data[0] if data and len(data) == 1 else None
+    settings |= {"data": tuple(data)} if data and one is None else {}
+    experiment = experiment_of(task, {**settings, **settings_of(set_, clients, one)})
     with ending_well():
-        _run_and_show(lambda progress: execute.run(experiment, out, progress), as_json)
+        built = experiment.build()
+        if built.task.shown.note and not as_json:
+            console.print(built.task.shown.note, highlight=False, markup=False, soft_wrap=True)
+        _run_and_show(lambda progress: execute.run(built, out, progress), as_json)
 
 
 def resume(
@@ -64,7 +95,12 @@ def resume(
     rounds: Annotated[int | None, typer.Option(help="Continue to more rounds than the run was started with.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Continue an interrupted run or comparison; the result is the same as without the interruption."""
+    """Continue an interrupted run, comparison or search; the result is the same as without the interruption."""
+    if is_search(folder):
+        if rounds is not None:
+            raise FedbilevelError("a search for wrong labels has its own number of rounds.")
+        clean.go_on(folder, as_json)
+        return
     with ending_well(f"Continue with: fedbilevel resume {folder}"):
         if (folder / comparisons.COMPARISON).exists():
             if rounds is not None:

@@ -1,16 +1,21 @@
-"""Checks of what a user gives to a task: the clients' rows, and the losses on a few of them."""
+"""Checks of what a user gives to a task: the clients' rows, and the losses on a few of them.
+
+The rows are looked at once, on the host, and nothing is compiled: what the losses do is found in their traces.
+"""
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from fedbilevel.core.data import Held, Layout
+from fedbilevel.core.data import SPLITS, Held, Layout
+from fedbilevel.core.indices import Use, depends, uses
 from fedbilevel.core.problem import Problem
-from fedbilevel.core.rows import columns, take
+from fedbilevel.core.rows import Lookup, columns, take
 from fedbilevel.core.types import Tree
 from fedbilevel.errors import FedbilevelError
 
@@ -35,15 +40,65 @@ def check_rows(split: str, parts: Sequence[Held]) -> None:
             )
 
 
-def check_losses(problem: Problem, layout: Layout, train: Tree, val: Tree) -> None:
-    """Refuse losses that fail on the first rows, do not return one number, or are not means over rows where they must
-    be. Only the last check evaluates them; the others need shapes only.
+def check_values(split: str, parts: Sequence[Held], seen: set[int]) -> None:
+    """Refuse rows with NaN or infinity, of objects or text, or that look up rows which are not there. ``seen`` holds
+    the tables that were looked at; each is looked at once.
     """
+    for holder, rows in parts:
+        for place, leaf in enumerate(columns(rows)[0]):
+            array = leaf
+            if isinstance(leaf, Lookup):
+                index, array = np.asarray(leaf.index), leaf.table
+                if index.size and (index.min() < 0 or index.max() >= len(array)):
+                    wrong = index.max() if index.max() >= len(array) else index.min()
+                    raise _bad(holder, split, rows, place, f"looks up row {wrong} of a table with {len(array)} rows")
+                if id(array) in seen:
+                    continue
+                seen.add(id(array))
+            kind = array.dtype if hasattr(array, "dtype") else np.asarray(array).dtype
+            if kind.kind == "f":
+                values = np.asarray(array)
+                if not (finite := np.isfinite(values)).all():
+                    row = np.argwhere(~finite)[0]
+                    said = f"contains {values[tuple(row)]} in row {row[0]}: fill it in, or leave the row out"
+                    raise _bad(holder, split, rows, place, said)
+            elif kind.kind in "OUSMm":
+                said = {"U": "text", "S": "text", "O": "objects"}.get(kind.kind, "dates")
+                raise _bad(holder, split, rows, place, f"contains {said}: give numbers, for instance float32")
+
+
+def _bad(holder: str, split: str, rows: Tree, place: int, said: str) -> FedbilevelError:
+    """An error about one array of rows, by its place among all of them."""
+    path = jax.tree.flatten_with_path(rows, is_leaf=lambda part: isinstance(part, Lookup))[0][place][0]
+    name = f" '{jax.tree_util.keystr(path, simple=True, separator='.')}'" if path else ""
+    return FedbilevelError(f"{holder}: the '{split}' array{name} {said}.")
+
+
+def check_indices(split: str, parts: Sequence[Held], found: set[Use]) -> None:
+    """Refuse rows whose labels, or other whole numbers, are out of the range that a loss looks them up in."""
+    for place, entries, one_hot in sorted(found):
+        least = -1 if one_hot else 0  # the class -1 of a one-hot row is none, which some use
+        for holder, rows in parts:
+            values = np.asarray(columns(rows)[0][place][:])
+            if values.size and (values.min() < least or values.max() >= entries):
+                row = np.argwhere((values < least) | (values >= entries))[0]
+                raise _bad(
+                    holder, split, rows, place, f"contains {values[tuple(row)]} in row {row[0]}, but the loss looks it "
+                    f"up among {entries} entries: use 0 to {entries - 1}",
+                )  # fmt: skip
+
+
+def check_losses(problem: Problem, layout: Layout, held: Mapping[str, Sequence[Held]]) -> None:
+    """Refuse losses that fail on the first rows, do not return one number, have no gradient, look up what is not there,
+    or are not means over rows where they must be. Only the last check evaluates them; the others need shapes only.
+    """
+    train, val = (held[split][0].rows for split in SPLITS)
+    depend: dict[str, list[bool]] = {}
     x, y = jax.eval_shape(problem.start, jax.random.key(0))
     for level, loss, rows, number in (("lower", problem.lower_on, train, 0), ("upper", problem.upper_on, val, 1)):
         batch = jax.tree.map(np.asarray, take(rows, slice(3)))
         try:
-            value = jax.eval_shape(loss, x.tree, y.tree, batch)
+            traced, value = jax.make_jaxpr(loss, return_shape=True)(x.tree, y.tree, batch)
         except FedbilevelError:
             raise
         except Exception as error:
@@ -54,11 +109,25 @@ def check_losses(problem: Problem, layout: Layout, train: Tree, val: Tree) -> No
             raise FedbilevelError(
                 f"{level}(x, y, batch) must return one number, but returned an array of shape {value.shape}."
             )
+        if not jnp.issubdtype(value.dtype, jnp.floating):
+            raise FedbilevelError(
+                f"{level}(x, y, batch) returned {value.dtype}, which has no gradient: return a float."
+            )
+        try:
+            depend[level] = depends(lambda x, y, loss=loss, batch=batch: loss(x, y, batch), value.dtype, x.tree, y.tree)
+        except Exception as error:
+            raise FedbilevelError(f"{level}(x, y, batch) has no gradient: {_reason(error)}") from error
+        check_indices(SPLITS[number], held[SPLITS[number]], uses(traced.jaxpr, len(jax.tree.leaves(batch))))
         if layout.batch_sizes[number] is None and layout.ragged[number] and not _is_mean(problem, loss, batch):
             raise FedbilevelError(
                 f"{level}(x, y, batch) is not a mean over the rows of its batch, which batch_size=None needs when "
                 "clients differ in size: use a mean, or give a batch_size."
             )
+    none = "has no gradient in {}: it does not depend on it, or only by rounding, comparing or argmax."
+    if not depend["lower"][1]:
+        raise FedbilevelError(f"lower(x, y, batch) {none.format('y')}")
+    if not any(depend["upper"]):
+        raise FedbilevelError(f"upper(x, y, batch) {none.format('x and y')}")
 
 
 def _reason(error: Exception) -> str:

@@ -41,6 +41,17 @@ class Reference(NamedTuple):
     by: str = ""
 
 
+class Sequel(NamedTuple):
+    """A run that starts from the solution: ``make(x, y)`` gives its task and its algorithm, from x and y in the user's
+    structure. Its results are called METRIC_label; ``title`` is for readers. It takes ``share`` of the rounds.
+    """
+
+    label: str
+    title: str
+    make: Callable[[Tree, Tree], tuple[Any, Algorithm]]
+    share: float = 1.0
+
+
 class Details(NamedTuple):
     """A table of words and numbers that shows a user the solution itself."""
 
@@ -57,17 +68,21 @@ class Presentation:
         headline: the metrics of the summary table, as {name: heading}.
         compare_by: the metrics that a comparison draws (default: all of the headline).
         references: runs to compare with.
+        sequel: a run that starts from the solution.
         details: ``details(results) -> Details``, a table of what the solution looks like.
         picture: ``picture(results, figure)`` draws the solution on an empty matplotlib figure, whose size it may set.
         files: ``files(results, folder)`` writes further files for users of this task.
+        note: what to tell about the data before a run starts.
     """
 
     headline: Mapping[str, str] = field(default_factory=dict)
     compare_by: Sequence[str] = ()
     references: Sequence[Reference] = ()
+    sequel: Sequel | None = None
     details: Callable[[Outcomes], Details] | None = None
     picture: Callable[[Outcomes, Any], None] | None = None
     files: Callable[[Outcomes, Path], None] | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True)

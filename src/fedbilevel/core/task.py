@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedbilevel.core.checks import check_losses, check_rows
+from fedbilevel.core.checks import check_losses, check_rows, check_values
 from fedbilevel.core.data import SPLITS, Data, Held, Joined, Layout, held
 from fedbilevel.core.digest import digest
 from fedbilevel.core.presentation import Presentation, Suggestion
@@ -39,6 +39,8 @@ class Task:
         metrics: ``metrics(x, y) -> {name: number}`` on the current solution, in the user's structure.
         choice: ``choice(x, y) -> number``, the loss that tuning minimises, on held-out rows: neither level is trained
             on them, and they are not test rows. Where the objective is known, it may be that. None: the upper loss.
+        classifier: ``classifier(x, y)``, what predicts the classes of new rows, with a method ``packed`` that gives
+            what a run folder stores of it.
         name, options: how the task was made, for the records.
         shown: how its results are shown.
         suggested: what the command line runs by default.
@@ -51,6 +53,7 @@ class Task:
     server: Tree = None
     metrics: Callable[[Tree, Tree], Mapping[str, Any]] | None = None
     choice: Callable[[Tree, Tree], float] | None = None
+    classifier: Callable[[Tree, Tree], Any] | None = None
     name: str = "custom"
     options: Mapping[str, Any] = field(default_factory=dict)
     shown: Presentation = field(default_factory=Presentation)
@@ -59,8 +62,10 @@ class Task:
     def __post_init__(self) -> None:
         if len(self.clients) == 0:
             raise FedbilevelError("a task needs at least one client.")
+        seen: set[int] = set()
         for split in SPLITS:
             check_rows(split, self._held(split))
+            check_values(split, self._held(split), seen)
         if self.server is not None and self.problem.private_x:
             raise FedbilevelError("the server cannot evaluate the upper loss of a private x: give the clients 'val'.")
         if isinstance(self.batch_size, Mapping) and set(self.batch_size) != set(SPLITS):
@@ -72,8 +77,7 @@ class Task:
         _ = self.normalised_weights  # refuses bad ones
         if self.problem.weighting and np.ptp(self.normalised_weights) > 0:
             raise FedbilevelError("with weighting=True, x holds the clients' weights: leave out weights=.")
-        train, val = (self._held(split)[0].rows for split in SPLITS)
-        check_losses(self.problem, self.layout, train, val)
+        check_losses(self.problem, self.layout, {split: self._held(split) for split in SPLITS})
 
     def measured(self, x: Tree, y: Tree) -> Mapping[str, Any]:
         """The metrics of a solution; none if the task has no metrics."""

@@ -7,14 +7,19 @@
 A partition is a list of index arrays; nothing is copied for a client. `fedbilevel.data.sources` explains where files
 come from.
 
+People's own tables and pictures are read by `fb.data.table`.
+
 This folder has the data sets, their file formats, partitions and label noise. It imports only `errors` and `cache`;
 tasks and everything below them import it.
 """
 
+from fedbilevel.data.encoding import Encoding
 from fedbilevel.data.few_shot import mini_imagenet, omniglot, rotated
 from fedbilevel.data.noise import corrupt, long_tail
+from fedbilevel.data.own_tables import OwnTable
 from fedbilevel.data.partition import by_class, counts, describe, dirichlet, heat_map, iid, natural, shards, split
 from fedbilevel.data.pictures import cifar_10, digits, fashion_mnist, mnist
+from fedbilevel.data.reading import table
 from fedbilevel.data.samples import DataSet, Samples
 from fedbilevel.data.sets import SETS, load
 from fedbilevel.data.sources import Source, cache_folder, find
@@ -23,6 +28,8 @@ from fedbilevel.data.tables import Scaling, adult, breast_cancer, heart_disease
 __all__ = [
     "SETS",
     "DataSet",
+    "Encoding",
+    "OwnTable",
     "Samples",
     "Scaling",
     "Source",
@@ -50,4 +57,5 @@ __all__ = [
     "rotated",
     "shards",
     "split",
+    "table",
 ]

@@ -52,6 +52,29 @@ def number(cell: Any) -> Decimal | None:
     return None
 
 
+def written(cell: Any) -> str:
+    """The meaning of a cell as text: two cells mean the same where this is the same, whatever they were read from.
+
+    Numbers written in a usual way are equal if they are the same number; everything else is compared as text.
+
+    >>> [written(cell) for cell in (1, "1.0", " 1 ", "01", 2.50, "1e3", True, "TRUE", " a b ")]
+    ['1', '1', '1', '01', '2.5', '1e3', 'true', 'true', 'a b']
+    """
+    if isinstance(cell, bool | np.bool_):
+        return "true" if cell else "false"
+    text = cell.strip(BLANKS) if isinstance(cell, str) else ""
+    if text.lower() in _WORDS and text.isascii():
+        return text.lower()
+    if text and not _USUAL.fullmatch(text):
+        return text
+    exact = number(cell)
+    if exact is None:
+        return text or str(cell)
+    digits = f"{exact:f}"
+    digits = digits.rstrip("0").rstrip(".") if "." in digits else digits
+    return "0" if digits == "-0" else digits
+
+
 def shown(cell: Any) -> str:
     """A cell for a message: short, and with codes where characters may look like others.
 

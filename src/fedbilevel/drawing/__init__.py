@@ -1,4 +1,4 @@
-"""Pictures of histories with matplotlib: no files, no folders.
+"""Pictures of histories and of wrong labels with matplotlib: no files, no folders.
 
-Imports core and engines; runs, report and reproduction import it.
+Imports core and engines; runs, cleaning, report and reproduction import it.
 """

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from fedbilevel.data.cells import Choices, is_missing, number, shown
-from fedbilevel.data.columns import Table, check_file, is_function, listed, read_table, unreadable
+from fedbilevel.data.columns import Table, check_file, listed, unreadable
 from fedbilevel.data.image_files import read_image_files
+from fedbilevel.data.table_files import is_function, read_table
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation.schema import PARTS, Feature, Schema
 from fedbilevel.tasks.sites import Examples

@@ -20,7 +20,9 @@ from fedbilevel.storage.files import plain_json
 
 def _runs(finished: Finished) -> list[tuple[str, Result]]:
     """The references and the run itself, by what people call them."""
-    titles = {reference.label: reference.title for reference in finished.task.shown.references}
+    shown = finished.task.shown
+    others = [*shown.references, *([shown.sequel] if shown.sequel is not None else [])]
+    titles = {each.label: each.title for each in others}
     runs = [(titles[label], result) for label, result in finished.references.items()]
     runs.insert(1 if runs else 0, (type(finished.algorithm).__name__, finished.result))
     return runs

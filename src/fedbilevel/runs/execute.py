@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.core import Algorithm
-from fedbilevel.core.presentation import Details, Reference
+from fedbilevel.core.presentation import Details, Reference, Sequel
 from fedbilevel.core.task import Task
 from fedbilevel.engines.accounting import traffic
 from fedbilevel.errors import Diverged, FedbilevelError, Interrupted, Stopped
@@ -27,6 +27,7 @@ from fedbilevel.runs.experiment import Built, Experiment
 from fedbilevel.runs.solve import Result, Row, solve
 from fedbilevel.storage.checkpoints import Checkpoints
 from fedbilevel.storage.files import alone, new_folder
+from fedbilevel.storage.models import save_model
 from fedbilevel.storage.run_folder import CONFIG, RunFacts, RunFolder
 
 
@@ -56,11 +57,12 @@ class Finished:
         return {"run": self.result, **self.references}
 
 
-def run(experiment: Experiment, out: Path | None = None, progress: Progress | None = None) -> Finished:
+def run(experiment: Experiment | Built, out: Path | None = None, progress: Progress | None = None) -> Finished:
     """Run an experiment and its references, and write the run folder. If it is stopped, what it has is saved."""
-    built = experiment.build()
+    built = experiment.build() if isinstance(experiment, Experiment) else experiment
     built.check()
-    name = f"{experiment.task}-{built.experiment.algorithm}-seed{experiment.seed}"
+    experiment = built.experiment
+    name = f"{experiment.task}-{experiment.algorithm}-seed{experiment.seed}"
     return _run(built, new_folder(name, out), progress)
 
 
@@ -96,17 +98,23 @@ def _run_alone(built: Built, folder: RunFolder, progress: Progress | None) -> Fi
     members = _Members(built, folder, progress)
     references: dict[str, Result] = {}
     wanted = task.shown.references if experiment.references else ()
+    sequel = task.shown.sequel if experiment.references else None
+    result: Result | None = None
 
     def keep(stopped: Stopped) -> None:
-        """What the run itself has, if it was the one that stopped."""
+        """What the run itself has, if it came that far."""
+        if result is not None:
+            stopped.result = result
         if stopped.result is not None and len(references) == len(wanted):
-            _save_solution(stopped.result, folder)
+            _save_solution(stopped.result, folder, task)
         stopped.saved = f"The records so far are in {folder.path}."
 
     try:
         for reference in wanted:
             references[reference.label] = members.reference(reference)
         result = members.one(str(experiment.algorithm), algorithm)
+        if sequel is not None:
+            references[sequel.label] = members.sequel(sequel, result)
         return _finish(built, folder, result, references, began)
     except KeyboardInterrupt as interrupt:
         folder.enter("interrupted", failure="")
@@ -127,7 +135,7 @@ def _finish(
 ) -> Finished:
     """Write the results: the solution, a summary, and what the task shows of its solution."""
     experiment, task, algorithm, _ = built
-    _save_solution(result, folder)
+    _save_solution(result, folder, task)
     summary = {**{k: v for k, v in result.metrics.items() if k != "round"}, "rounds": result.metrics["round"]}
     for label, reference in references.items():
         summary |= {
@@ -161,8 +169,12 @@ class _Members:
     def __init__(self, built: Built, folder: RunFolder, progress: Progress | None) -> None:
         self.built, self.folder, self.progress = built, folder, progress
 
-    def one(self, label: str, algorithm: Algorithm, x: Any = None) -> Result:
-        experiment, task, rounds = self.built.experiment, self.built.task, self.built.experiment.rounds or 0
+    def one(
+        self, label: str, algorithm: Algorithm, x: Any = None, task: Task | None = None, share: float = 1.0
+    ) -> Result:
+        """One run: of another task, if it is given, and of a share of the rounds."""
+        experiment = self.built.experiment
+        rounds = max(1, round(share * (experiment.rounds or 0))) if share < 1 else experiment.rounds or 0
         with self.folder.records() as records:
 
             def on_row(row: Row) -> None:
@@ -173,13 +185,13 @@ class _Members:
             if self.progress is not None:
                 self.progress(label, rounds, None)
             return solve(
-                task,
+                self.built.task if task is None else task,
                 algorithm,
                 rounds,
                 experiment.seed,
                 experiment.participation(),
                 every=experiment.every,
-                diagnostics=experiment.diagnostics,
+                diagnostics=experiment.diagnostics if task is None else (),
                 x=x,
                 engine=experiment.engine,  # pyright: ignore[reportArgumentType]
                 batching=experiment.batching,  # pyright: ignore[reportArgumentType]
@@ -190,6 +202,11 @@ class _Members:
     def _checkpoints(self, label: str) -> Checkpoints:
         experiment = self.built.experiment
         return self.folder.checkpoints(label, experiment.checkpoint_seconds, experiment.checkpoints)
+
+    def sequel(self, sequel: Sequel, result: Result) -> Result:
+        """The run that starts from the solution."""
+        task, algorithm = sequel.make(result.x, result.y)
+        return self.one(sequel.label, algorithm, None, task, sequel.share)
 
     def reference(self, reference: Reference) -> Result:
         """The best of all starting points of a reference, at the cost of all; one that diverges is not the best."""
@@ -219,6 +236,8 @@ def describe(built: Built, folder: Path) -> RunFacts:
             more = (f"-{n}", f", {n} of {len(reference.others) + 1}") if reference.others else ("", "")
             labels[reference.label + more[0]] = reference.title + more[1]
     labels = dict([*list(labels.items())[:1], (main, title), *list(labels.items())[1:]])
+    if task.shown.sequel is not None and experiment.references:
+        labels[task.shown.sequel.label] = task.shown.sequel.title
     return {
         "name": folder.name,
         "task": experiment.task,
@@ -244,5 +263,7 @@ def describe(built: Built, folder: Path) -> RunFacts:
     }
 
 
-def _save_solution(result: Result, folder: RunFolder) -> None:
+def _save_solution(result: Result, folder: RunFolder, task: Task) -> None:
     folder.save_solution(result.x, result.y, int(result.state.round))
+    if task.classifier is not None:
+        save_model(folder.path, *task.classifier(result.x, result.y).packed())

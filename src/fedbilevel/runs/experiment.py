@@ -17,6 +17,7 @@ from fedbilevel.engines.simulation import BATCHINGS
 from fedbilevel.errors import FedbilevelError, UnknownName
 from fedbilevel.runs import configuration
 from fedbilevel.runs.callbacks import TRACKERS
+from fedbilevel.runs.own_data import is_own, own_maker
 from fedbilevel.runs.settings import Setting, Settings, convert, convert_run, plain
 from fedbilevel.runs.solve import ENGINES, check_rounds, check_seed, interval
 from fedbilevel.storage.checkpoints import check_checkpoints
@@ -104,9 +105,7 @@ class Experiment:
             DIAGNOSTICS.check(name)
         for name in self.trackers:
             TRACKERS.check(name, self._at("run.trackers"))
-        if make is None:
-            TASKS.check(self.task, self._at("task.name"))
-            make = TASKS[self.task]
+        make = self.maker() if make is None else make
         options = {name: p.default for name, p in inspect.signature(make).parameters.items()}
         if self.algorithm is not None:
             self._check_settings(self.algorithm, options)
@@ -121,6 +120,11 @@ class Experiment:
         every = interval(rounds, self.every)
         whole = dataclasses.replace(self, algorithm=name, rounds=rounds, sample=sample, every=every)
         return Built(whole, task, kind(**chosen), {**options, **for_task})
+
+    def maker(self) -> Callable[..., Task]:
+        """What makes the task: the function of its name, or, where the settings are about an own table, another."""
+        TASKS.check(self.task, self._at("task.name"))
+        return own_maker(self.task) if is_own(self.settings) else TASKS[self.task]
 
     def _check_settings(self, algorithm: str, options: Mapping[str, Any]) -> tuple[type[Algorithm], dict[str, Any]]:
         """The algorithm and its hyper-parameters; refuses settings that are unknown or ambiguous."""

@@ -101,7 +101,12 @@ class Settings(dict[str, Any]):
                 raise FedbilevelError(f"'{setting.name}' is an option of both {who}: write {keys}.")
 
 
+class NameList(tuple[str, ...]):
+    """A setting that is several names, such as those of files or columns."""
+
+
 VALUE_KINDS = {
+    NameList: "names such as a,b",
     bool: "true or false",
     int: "a whole number",
     float: "a number",
@@ -129,6 +134,9 @@ def convert(name: str, value: Any, default: Any, place: str = "") -> Any:
             return number
         if isinstance(default, schedules.Schedule):
             return schedules.parse(value)
+        if isinstance(default, NameList):
+            parts = value.split(",") if isinstance(value, str) else value
+            return NameList(part.strip() for part in parts if part.strip())
         if isinstance(default, tuple):
             number = lambda part: int(part) if str(part).strip().lstrip("-").isdigit() else float(part)
             parts = (

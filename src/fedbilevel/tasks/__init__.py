@@ -5,8 +5,10 @@ strengths for regularization, suspects for data_cleaning.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from fedbilevel.core.task import Task
+from fedbilevel.data import OwnTable
 from fedbilevel.errors import Names
 from fedbilevel.tasks.cleaning import data_cleaning_bounds, data_cleaning_facts, data_cleaning_of_site
 from fedbilevel.tasks.client_weighting import (
@@ -25,8 +27,14 @@ from fedbilevel.tasks.hyper_representation import (
     hyper_representation_of_site,
 )
 from fedbilevel.tasks.loss_tuning import loss_tuning, loss_tuning_bounds, loss_tuning_facts, loss_tuning_of_site
+from fedbilevel.tasks.own import own_task
 from fedbilevel.tasks.quadratic import Quadratic, quadratic
-from fedbilevel.tasks.regularization import regularization, regularization_facts, regularization_of_site
+from fedbilevel.tasks.regularization import (
+    regularization,
+    regularization_facts,
+    regularization_layers,
+    regularization_of_site,
+)
 from fedbilevel.tasks.sites import SiteTask, column_bounds
 from fedbilevel.tasks.weighted_quadratics import WeightedQuadratics
 
@@ -51,14 +59,35 @@ SITE_TASKS: Names[SiteTask] = Names(
         "client-weighting": SiteTask(client_weighting_facts, client_weighting_of_site, client_weighting_bounds),
         "data-cleaning": SiteTask(data_cleaning_facts, data_cleaning_of_site, data_cleaning_bounds),
         "fairness": SiteTask(fairness_facts, fairness_of_site, fairness_bounds),
-        "hyper-representation": SiteTask(hyper_representation_facts, hyper_representation_of_site, column_bounds),
+        "hyper-representation": SiteTask(
+            hyper_representation_facts, hyper_representation_of_site, column_bounds, lambda x, y: [*x, y]
+        ),
         "loss-tuning": SiteTask(loss_tuning_facts, loss_tuning_of_site, loss_tuning_bounds),
-        "regularization": SiteTask(regularization_facts, regularization_of_site, column_bounds),
+        "regularization": SiteTask(regularization_facts, regularization_of_site, column_bounds, regularization_layers),
     },
 )
 """The tasks of a federation whose sites bring their own rows."""
 
+OWN_TASKS: Names[SiteTask] = Names(
+    "task for your own table", {name: task for name, task in SITE_TASKS.items() if name != "data-cleaning"}
+)
+"""The tasks on people's own tables. Without data-cleaning: label errors are found by the command ``clean``."""
+
+
+def on_table(name: str, table: OwnTable, weights: str = "equal", **options: Any) -> Task:
+    """A task on your own table, which ``fb.data.table`` has read: ``fb.solve`` runs it.
+
+    Args:
+        name: of the task, for instance "regularization".
+        table: the rows.
+        weights: of the clients: "equal", or "size", by the number of training rows.
+        options: of the task, for instance ``hidden=32``: those that a site of a federation has.
+    """
+    return own_task(name, OWN_TASKS[name], table, options, weights)
+
+
 __all__ = [
+    "OWN_TASKS",
     "SITE_TASKS",
     "TASKS",
     "Quadratic",
@@ -70,6 +99,7 @@ __all__ = [
     "few_shot",
     "hyper_representation",
     "loss_tuning",
+    "on_table",
     "quadratic",
     "regularization",
 ]

@@ -27,12 +27,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.algorithms import FedAvg
-from fedbilevel.core.presentation import Presentation, Reference, Suggestion
+from fedbilevel.core.presentation import Presentation, Reference, Sequel, Suggestion
 from fedbilevel.core.task import Task
 from fedbilevel.data import DataSet, corrupt, shards
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.models import lenet5, mlp, outputs
-from fedbilevel.tasks import scores
+from fedbilevel.models import lenet5, mlp
+from fedbilevel.tasks import folds, scores
 from fedbilevel.tasks.cleaning import Labelled, accuracy, cleaning
 from fedbilevel.tasks.images import available
 from fedbilevel.tasks.suspects import Suspects
@@ -154,10 +154,26 @@ def data_cleaning(
         share = 1 / (1 + np.exp(-blocks)) if weights == "sigmoid" else blocks * longest
         return [row[mine] for row, mine in zip(share, own, strict=True)]
 
-    def predict(y: Any, index: np.ndarray) -> np.ndarray:
-        return outputs(network.apply, y, pixels[index]).argmax(1)
+    labelled = [(Labelled(t, label), Labelled(v, labels[v])) for t, label, v in zip(train, given, val, strict=True)]
 
-    suspects = Suspects(kind, train, given, wrong, shares, predict)
+    def out_of_fold(y: Any) -> np.ndarray:
+        return folds.out_of_fold(network, y, pixels[np.concatenate(train)], [len(part) for part in train])
+
+    def of_folds(x: Any, y: Any) -> dict[str, float]:
+        """The same metrics of the models that leave out a fold."""
+        said = folds.together(network, y, tested[0]).argmax(1)
+        seen = {"accuracy": float(np.mean(said == tested[1]))}
+        if 0 < truth[own].mean() < 1:
+            quality = np.take_along_axis(out_of_fold(y), np.concatenate(given)[:, None], 1)[:, 0]
+            seen["auc"] = scores.auc(truth[own], -quality)
+        return seen
+
+    def sequel(x: Any, y: Any) -> tuple[Task, FedAvg]:
+        """Models that leave out a fold, with the learned weights."""
+        task = folds.folds(network, pixels, labelled, shares(x), l2, batch_size, of_folds)
+        return task, FedAvg(lr_lower=lr)
+
+    suspects = Suspects(kind, train, given, wrong, shares, out_of_fold)
     # All samples with the full weight, and those with a right label only: sigmoid(20) is 1 and sigmoid(-20) is 0 to
     # nine digits.
     none, full = (-20.0, 20.0) if weights == "sigmoid" else (0.0, 1 / longest)
@@ -179,11 +195,12 @@ def data_cleaning(
         hyper={"fedbioacc": steps, "fedbio": steps, "simfbo": {**steps, **local, "local_steps": 5}},
     )
     shown = Presentation(
-        headline={"accuracy": "test accuracy", "auc": "AUC of the weights"},
+        headline={"accuracy": "test accuracy", "auc": "AUC of detection"},
         references=[
             Reference("noisy", "FedAvg on the noisy labels", FedAvg(lr_lower=lr), everything.reshape(blocks)),
             Reference("clean", "FedAvg on the clean labels only", FedAvg(lr_lower=lr), clean.reshape(blocks)),
         ],
+        sequel=Sequel("folds", "out-of-fold models, these weights", sequel, share=0.5),
         details=suspects.details,
         picture=suspects.picture,
         files=suspects.files,
@@ -211,7 +228,7 @@ def data_cleaning(
     return cleaning(
         network,
         pixels,
-        [(Labelled(t, label), Labelled(v, labels[v])) for t, label, v in zip(train, given, val, strict=True)],
+        labelled,
         tested=tested,
         samples=longest,
         l2=l2,

@@ -287,3 +287,8 @@ def regularization_of_site(
     shown = Presentation(headline={"auc": "mean test AUC", "test_loss": "mean test loss"})
     rows, strengths = [[part] for part in parts], (start, weakest, strongest)
     return _task(features, examples.labels, rows, strengths, suggested, shown, least=examples.least)
+
+
+def regularization_layers(x: Any, y: Any) -> list[dict[str, Any]]:
+    """The logistic regression of a solution, as one layer with one output."""
+    return [{"w": np.asarray(y["weights"])[:, None], "b": np.asarray(y["bias"])[None]}]

@@ -7,11 +7,12 @@ its own rows, the server with blank ones, which gives it the same problem withou
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedbilevel.core.task import Task
+from fedbilevel.core.types import Tree
 from fedbilevel.errors import FedbilevelError
 
 Facts = Mapping[str, np.ndarray]
@@ -74,11 +75,13 @@ class SiteTask(NamedTuple):
         task: ``task(examples, facts, ...)``. Both take options of the task as further arguments.
         bounds: ``bounds(facts, rows, columns)``, what is possible: for a site that says it has this number of training
             rows, with these columns of the inputs.
+        layers: ``layers(x, y)``, the dense layers of the model of a solution, ``{"w": ..., "b": ...}`` each.
     """
 
     facts: Callable[..., Facts]
     task: Callable[..., Task]
     bounds: Callable[[Facts, int, Columns], Bounds]
+    layers: Callable[[Tree, Tree], Sequence[Mapping[str, Any]]] = lambda x, y: y
 
 
 def together(facts: Sequence[Facts], weights: np.ndarray | None = None, shares: np.ndarray | None = None) -> Facts:
@@ -241,5 +244,8 @@ def moments(facts: Facts) -> tuple[np.ndarray, np.ndarray]:
 
 def standardised(table: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
     """Columns of mean 0 and deviation 1; 0 where a number is missing, and in columns that are constant."""
-    standard = (table - mean) / np.where(deviation > 0, deviation, np.inf)
-    return np.where(np.isnan(standard), 0, standard).astype(np.float32)
+    made, scale = np.empty(table.shape, np.float32), np.where(deviation > 0, deviation, np.inf)
+    for first in range(0, len(table), 1 << 16):  # little memory besides the result
+        standard = (table[first : first + (1 << 16)] - mean) / scale
+        made[first : first + (1 << 16)] = np.where(np.isnan(standard), 0, standard)
+    return made
