@@ -5,6 +5,7 @@ Imports core and mathematics; every folder below these may import it.
 
 from fedbilevel.algorithms.afl import AFL
 from fedbilevel.algorithms.aggitd import AggITD
+from fedbilevel.algorithms.alternating import Alternating
 from fedbilevel.algorithms.commfedbio import CommFedBiO, CommFedBiOSketch
 from fedbilevel.algorithms.f2sa import F2SA
 from fedbilevel.algorithms.fedavg import FedAvg
@@ -33,6 +34,7 @@ ALGORITHMS: Names[type[Algorithm]] = Names(
     {
         "afl": AFL,
         "aggitd": AggITD,
+        "alternating": Alternating,
         "commfedbio": CommFedBiO,
         "commfedbio-sketch": CommFedBiOSketch,
         "distbio": DistBiO,
@@ -69,6 +71,7 @@ __all__ = [
     "RFHO",
     "SUSTAIN",
     "AggITD",
+    "Alternating",
     "CommFedBiO",
     "CommFedBiOSketch",
     "DistBiO",

@@ -1,0 +1,47 @@
+"""Scaling inputs by sums over the rows of all clients."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+MOST = 8.0  # deviations from the mean; what is farther away is an outlier and would dominate a linear model
+
+
+class Sums(NamedTuple):
+    """What a client tells about its rows: their number, and for every column the sum and the sum of squares."""
+
+    count: int
+    values: np.ndarray
+    squares: np.ndarray
+
+    @classmethod
+    def of(cls, rows: np.ndarray) -> "Sums":
+        """The sums of one client."""
+        table = rows.reshape(len(rows), -1).astype(float)
+        return cls(len(table), table.sum(0), (table**2).sum(0))
+
+
+class Scale(NamedTuple):
+    """Columns of mean 0 and deviation 1. Pixels of images have one deviation together, because the small deviation of
+    a pixel at the border is no reason to make it larger.
+    """
+
+    mean: np.ndarray
+    deviation: np.ndarray
+
+    @classmethod
+    def fit(cls, parts: Sequence[Sums], images: bool) -> "Scale":
+        """From the sums of all clients."""
+        count = sum(part.count for part in parts)
+        mean = sum(part.values for part in parts) / count
+        square = sum(part.squares for part in parts) / count
+        variance = np.asarray(square - mean**2)
+        variance = np.where(variance > 1e-12 * square, variance, 0)
+        deviation = np.sqrt(np.broadcast_to(variance.mean(), variance.shape) if images else variance)
+        return cls(np.asarray(mean), np.where(deviation > 0, deviation, np.inf))
+
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        """The rows, scaled, as a table of float32."""
+        table = (rows.reshape(len(rows), -1) - self.mean) / self.deviation
+        return np.clip(table, -MOST, MOST).astype(np.float32)

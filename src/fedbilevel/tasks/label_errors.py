@@ -1,0 +1,265 @@
+"""Finding label errors as one bilevel problem: x is how the labels of each client go wrong, y are models of the right
+label, each of which leaves out a fold of the rows.
+
+Trusted rows have right labels, the labels of all others are suspicious. y holds J candidates for each of K folds (all
+trained at once), the mixture of the candidates, and a final model of all rows. A row belongs to one fold, and what is
+said about it comes from models that were not trained on it.
+
+- Lower level: a candidate is trained by the likelihood of the labels: -log p_c of a trusted row, and -log sum_c p_c
+  T[c, k] of a suspicious one with given label k (forward correction; Patrini and others, CVPR 2017). Other kinds of
+  candidates trust all labels, use trusted rows only, or leave out rows that are probably wrong.
+- Upper level: the same likelihood of every row, by the mixture of the models that have not seen it. Its gradient in x
+  is the step of expectation maximization for the noise, out of fold.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedbilevel.core import Lookup, Problem
+from fedbilevel.core.task import Task
+from fedbilevel.errors import FedbilevelError
+from fedbilevel.models import Model, mlp
+from fedbilevel.tasks import noise_model
+
+Array = jax.Array
+Kind = Literal["aware", "given", "trusted", "cleaned"]
+
+
+class Candidate(NamedTuple):
+    """A way to train a model: by the noise model ("aware"), as if all labels were right ("given"), on trusted rows
+    only ("trusted"), or on what is probably right ("cleaned"); with weight decay ``l2`` / 2 |w|^2.
+    """
+
+    kind: Kind
+    l2: float
+
+
+class Design(NamedTuple):
+    """What everybody must know to build the same problem.
+
+    Args:
+        features: numbers in a row.
+        classes: number of labels.
+        linear: candidates that are logistic regressions.
+        networks: candidates with a hidden layer.
+        hidden: its width, also of the final model.
+        final: how the final model is trained.
+        folds: K.
+    """
+
+    features: int
+    classes: int
+    linear: tuple[Candidate, ...]
+    networks: tuple[Candidate, ...]
+    hidden: int = 64
+    final: Candidate = Candidate("cleaned", 1e-3)
+    folds: int = 5
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """All candidates, in the order of the mixture."""
+        return (*self.linear, *self.networks)
+
+    @property
+    def model(self) -> Model:
+        """The final model."""
+        return mlp(self.features, self.hidden, self.classes)
+
+    @property
+    def cost(self) -> float:
+        """How many times as many numbers y has as the final model."""
+        count = lambda tree: sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(tree))
+        y = jax.eval_shape(lambda: start(self, jax.random.key(0))[1])
+        return count(y) / count(y["final"])
+
+
+class Said(NamedTuple):
+    """What models that were not trained on a row say about it.
+
+    Args:
+        right: the probability of every class, from the inputs alone.
+        posterior: the same once the given label is known, too.
+        each: what every candidate says: (rows, candidates, classes).
+    """
+
+    right: np.ndarray
+    posterior: np.ndarray
+    each: np.ndarray
+
+
+def start(design: Design, key: Array) -> tuple[Any, Any]:
+    """The first x and y."""
+    features, classes, folds, hidden = design.features, design.classes, design.folds, design.hidden
+    own, shared = noise_model.start(classes)
+    of_linear, of_networks = ((len(some), folds) for some in (design.linear, design.networks))
+    first, second, last = jax.random.split(key, 3)
+    he = lambda key, shape, fan_in: jax.random.normal(key, shape) * (2 / fan_in) ** 0.5
+    y = {
+        "linear": {"w": jnp.zeros((features, *of_linear, classes)), "b": jnp.zeros((*of_linear, classes))},
+        "mixture": {"weight": jnp.zeros(len(design.candidates)), "scale": jnp.zeros(len(design.candidates))},
+        "noise": shared,
+        "final": design.model.init(last),
+    }
+    if design.networks:
+        y["networks"] = [
+            {"w": he(first, (features, *of_networks, hidden), features), "b": jnp.zeros((*of_networks, hidden))},
+            {"w": he(second, (*of_networks, hidden, classes), hidden), "b": jnp.zeros((*of_networks, classes))},
+        ]
+    return own, y
+
+
+def candidate_logits(design: Design, y: Any, inputs: Array) -> Array:
+    """What every model says: (rows, candidates, folds, classes)."""
+    inputs = inputs.reshape(len(inputs), -1)
+    linear = jnp.einsum("nf,fjkc->njkc", inputs, y["linear"]["w"]) + y["linear"]["b"]
+    if not design.networks:
+        return linear
+    below, above = y["networks"]
+    hidden = jax.nn.relu(jnp.einsum("nf,fjkh->njkh", inputs, below["w"]) + below["b"])
+    return jnp.concatenate([linear, jnp.einsum("njkh,jkhc->njkc", hidden, above["w"]) + above["b"]], 1)
+
+
+def of_fold(values: Array, fold: Array) -> Array:
+    """Of every row what the models of its own fold say, which were not trained on it: (rows, candidates, classes)."""
+    return jnp.take_along_axis(values, fold[:, None, None, None], 2)[:, :, 0]
+
+
+def mixed(mixture: Any, logits: Array) -> Array:
+    """The log of the probabilities of the mixture: (rows, classes)."""
+    logp = jax.nn.log_softmax(logits * jnp.exp(mixture["scale"])[:, None])
+    return jax.nn.logsumexp(logp + jax.nn.log_softmax(mixture["weight"])[:, None], 1)
+
+
+def log_likelihood(log_right: Array, batch: Any, matrix: Array) -> Array:
+    """The log of the probability of the labels: of trusted rows as right labels, of others as given ones."""
+    labels, trusted = batch["label"], batch["trusted"]
+    middle = (1,) * (log_right.ndim - 2)
+    index = labels.reshape(-1, *middle, 1)
+    of_right = jnp.take_along_axis(log_right, jnp.broadcast_to(index, (*log_right.shape[:-1], 1)), -1)[..., 0]
+    return jnp.where(trusted.reshape(-1, *middle) > 0, of_right, noise_model.log_given(log_right, labels, matrix))
+
+
+@cache  # tasks of equal shape share their compiled code
+def problem(design: Design) -> Problem:
+    """The losses of both levels."""
+
+    def upper(x: Any, y: Any, batch: Any) -> Array:
+        log_right = mixed(y["mixture"], of_fold(candidate_logits(design, y, batch["input"]), batch["fold"]))
+        matrix = noise_model.transition(x, y["noise"])
+        return -log_likelihood(log_right, batch, matrix).mean() + noise_model.own_penalty(x) * batch["own"].mean()
+
+    def lower(x: Any, y: Any, batch: Any) -> Array:
+        logits = candidate_logits(design, y, batch["input"])
+        seen = lax_stop(of_fold(logits, batch["fold"]))
+        log_right = mixed(y["mixture"], seen)
+        matrix = noise_model.transition(x, y["noise"])
+        mixture = -log_likelihood(log_right, batch, matrix).mean()
+        mixture += noise_model.shared_penalty(y["noise"]) * batch["all"].mean()
+        matrix = noise_model.transition(x, lax_stop(y["noise"]))
+        said = noise_model.posterior(jnp.exp(lax_stop(log_right)), batch["label"], lax_stop(matrix))
+        own = jnp.take_along_axis(said, batch["label"][:, None], 1)[:, 0]
+        kept = jnp.where((batch["trusted"] > 0) | (own >= 0.5), 1.0, 0.0)
+        weights = {"given": jnp.ones_like(kept), "trusted": batch["trusted"] / batch["share"], "cleaned": kept}
+
+        logp = jax.nn.log_softmax(logits)
+        aware = log_likelihood(logp, batch, matrix)
+        plain = jnp.take_along_axis(logp, batch["label"][:, None, None, None], 3)[..., 0]
+        rows = [
+            aware[:, j] if each.kind == "aware" else weights[each.kind][:, None] * plain[:, j]
+            for j, each in enumerate(design.candidates)
+        ]
+        trained_on = batch["fold"][:, None] != jnp.arange(design.folds)
+        loss = -(jnp.stack(rows, 1) * trained_on[:, None]).mean(0).sum() * design.folds / (design.folds - 1)
+
+        final = jax.nn.log_softmax(design.model.apply(y["final"], batch["input"]))
+        final = jnp.take_along_axis(final, batch["label"][:, None], 1)[:, 0]
+        return loss + mixture - (weights[design.final.kind] * final).mean() + decay(design, y)
+
+    return Problem(upper, lower, lambda key: start(design, key), private_x=True)
+
+
+def lax_stop(tree: Any) -> Any:
+    """The same values, through which no gradient passes."""
+    return jax.lax.stop_gradient(tree)
+
+
+def decay(design: Design, y: Any) -> Array:
+    """The weight decay of all models."""
+
+    def of(values: Array, some: Sequence[Candidate], axis: int) -> Array:
+        squares = jnp.sum(values**2, tuple(a for a in range(values.ndim) if a != axis))
+        return jnp.dot(squares, jnp.array([each.l2 / 2 for each in some]))
+
+    total = of(y["linear"]["w"], design.linear, 1)
+    if design.networks:
+        below, above = y["networks"]
+        total += of(below["w"], design.networks, 1) + of(above["w"], design.networks, 0)
+    return total + sum(design.final.l2 / 2 * jnp.sum(layer["w"] ** 2) for layer in y["final"])
+
+
+def label_errors(
+    design: Design,
+    inputs: np.ndarray,
+    clients: Sequence[Mapping[str, np.ndarray]],
+    rows: int,
+    trusted: int,
+    batch_size: int | None = None,
+) -> Task:
+    """The task of clients whose rows are in one table.
+
+    Args:
+        design: the problem.
+        inputs: the table.
+        clients: for every client its "rows" (numbers of rows of the table), "label", "trusted" and "fold" of each.
+        rows: of all clients together, here and elsewhere.
+        trusted: how many of these are trusted.
+        batch_size: rows per batch, None for all.
+    """
+    if rows < 1:
+        raise FedbilevelError("there are no rows.")
+
+    def columns(client: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        size = len(client["rows"])
+        constant = lambda value: np.full(size, value, np.float32)
+        return {
+            "input": Lookup(inputs, client["rows"]),
+            "label": client["label"].astype(np.int32),
+            "trusted": client["trusted"].astype(np.float32),
+            "fold": client["fold"].astype(np.int32),
+            "own": constant(1 / size),
+            "all": constant(1 / rows),
+            "share": constant(max(trusted, 1) / rows),
+        }
+
+    data = [columns(client) for client in clients]
+    return Task(
+        problem(design),
+        [{"train": each, "val": each} for each in data],
+        weights="size",
+        batch_size=batch_size,
+        name="label-errors",
+    )
+
+
+def say(design: Design, x: Any, y: Any, inputs: np.ndarray, labels: np.ndarray, fold: np.ndarray) -> Said:
+    """What a client knows of its own rows after a run, with its own x; nothing of this is sent."""
+    each, right, after = [], [], []
+    for first in range(0, len(labels), 2000):
+        some = slice(first, first + 2000)
+        parts = _say(design, x, y, jnp.asarray(inputs[some]), jnp.asarray(labels[some]), jnp.asarray(fold[some]))
+        for one, many in zip(parts, (right, after, each), strict=True):
+            many.append(np.asarray(one))
+    return Said(*(np.concatenate(many) for many in (right, after, each)))
+
+
+def _say(design: Design, x: Any, y: Any, inputs: Array, labels: Array, fold: Array) -> tuple[Array, Array, Array]:
+    logits = of_fold(candidate_logits(design, y, inputs), fold)
+    right = jnp.exp(mixed(y["mixture"], logits))
+    matrix = noise_model.transition(x, y["noise"])
+    scaled = logits * jnp.exp(y["mixture"]["scale"])[:, None]
+    return right, noise_model.posterior(right, labels, matrix), jax.nn.softmax(scaled)
