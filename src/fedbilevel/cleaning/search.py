@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,42 +12,13 @@ from fedbilevel.cleaning.findings import Exchanged, FinalModel, Findings, Noise,
 from fedbilevel.cleaning.scaling import Scale, Sums
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.runs.solve import solve
-from fedbilevel.tasks.label_errors import Candidate, Design, Kind, Said, label_errors, say
+from fedbilevel.tasks.efforts import DEFAULT, THOROUGH, design_of, folds_of, steps
+from fedbilevel.tasks.label_errors import Said, label_errors, say
 from fedbilevel.tasks.noise_model import transition
 
 Array = np.ndarray
 FEDAVG_ROUNDS = 200
 """Rounds of one FedAvg run of the final model, the unit of cost."""
-
-
-class Effort(NamedTuple):
-    """How much a search may cost."""
-
-    rounds: int
-    linear: tuple[float, ...]
-    networks: tuple[float, ...]
-
-
-DEFAULT = Effort(150, (1e-4, 1e-3, 1e-2), (1e-3,))
-THOROUGH = Effort(300, (1e-5, 1e-4, 1e-3, 1e-2, 1e-1), (1e-4, 1e-3, 1e-2))
-
-
-def design_of(features: int, classes: int, trusted: bool, effort: Effort) -> Design:
-    """The candidates of a search."""
-    aware = [Candidate("aware", l2) for l2 in effort.linear]
-    kinds: tuple[Kind, ...] = ("given", "cleaned", "trusted") if trusted else ("given", "cleaned")
-    middle = effort.linear[len(effort.linear) // 2]
-    linear = (*aware, *(Candidate(kind, middle) for kind in kinds))
-    return Design(features, classes, linear, tuple(Candidate("aware", l2) for l2 in effort.networks))
-
-
-def folds_of(labels: Array, trusted: Array, folds: int, rng: np.random.Generator) -> Array:
-    """A fold for every row of a client: as many rows of every label, trusted and not, in each."""
-    fold = np.zeros(len(labels), np.int32)
-    for kind in np.unique(2 * labels + trusted):
-        rows = rng.permutation(np.flatnonzero(2 * labels + trusted == kind))
-        fold[rows] = (np.arange(len(rows)) + rng.integers(folds)) % folds
-    return fold
 
 
 def clean_arrays(
@@ -97,7 +68,7 @@ def clean_arrays(
         fold[rows] = folds_of(labels[rows], sure[rows], design.folds, np.random.default_rng([seed, m]))
     shards = [{"rows": r, "label": labels[r], "trusted": sure[r], "fold": fold[r]} for r in owned]
     task = label_errors(design, table, shards, len(labels), int(sure.sum()))
-    algorithm = Alternating(lr_upper=4.0, lr_lower=1.0, server="adam", lr_server=0.02)
+    algorithm = Alternating(**steps())
     told = (lambda row: progress(row["round"], effort.rounds)) if progress else (lambda row: None)
     result = solve(task, algorithm, effort.rounds, seed, metrics=False, callbacks=[told], checkpoint=checkpoint)
 
