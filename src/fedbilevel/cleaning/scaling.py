@@ -11,7 +11,7 @@ MOST = 8.0  # deviations from the mean; what is farther away is an outlier and w
 class Sums(NamedTuple):
     """What a client tells about its rows: their number, and for every column the sum and the sum of squares."""
 
-    count: int
+    rows: int
     values: np.ndarray
     squares: np.ndarray
 
@@ -33,7 +33,7 @@ class Scale(NamedTuple):
     @classmethod
     def fit(cls, parts: Sequence[Sums], images: bool) -> "Scale":
         """From the sums of all clients."""
-        count = sum(part.count for part in parts)
+        count = sum(part.rows for part in parts)
         mean = sum(part.values for part in parts) / count
         square = sum(part.squares for part in parts) / count
         variance = np.asarray(square - mean**2)

@@ -13,7 +13,7 @@ said about it comes from models that were not trained on it.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -27,6 +27,7 @@ from fedbilevel.models import Model, mlp
 from fedbilevel.tasks import noise_model
 
 Array = jax.Array
+HEAD_START, SPEED = 4.0, 2.0
 Kind = Literal["aware", "given", "trusted", "cleaned"]
 
 
@@ -98,10 +99,12 @@ def start(design: Design, key: Array) -> tuple[Any, Any]:
     own, shared = noise_model.start(classes)
     of_linear, of_networks = ((len(some), folds) for some in (design.linear, design.networks))
     first, second, last = jax.random.split(key, 3)
+    # The noise is first learned from what trusted rows alone say: they cannot explain wrong labels by the inputs.
+    first_weights = [HEAD_START / SPEED * (each.kind == "trusted") for each in design.candidates]
     he = lambda key, shape, fan_in: jax.random.normal(key, shape) * (2 / fan_in) ** 0.5
     y = {
         "linear": {"w": jnp.zeros((features, *of_linear, classes)), "b": jnp.zeros((*of_linear, classes))},
-        "mixture": {"weight": jnp.zeros(len(design.candidates)), "scale": jnp.zeros(len(design.candidates))},
+        "mixture": {"weight": jnp.array(first_weights), "scale": jnp.zeros(len(design.candidates))},
         "noise": shared,
         "final": design.model.init(last),
     }
@@ -132,7 +135,7 @@ def of_fold(values: Array, fold: Array) -> Array:
 def mixed(mixture: Any, logits: Array) -> Array:
     """The log of the probabilities of the mixture: (rows, classes)."""
     logp = jax.nn.log_softmax(logits * jnp.exp(mixture["scale"])[:, None])
-    return jax.nn.logsumexp(logp + jax.nn.log_softmax(mixture["weight"])[:, None], 1)
+    return jax.nn.logsumexp(logp + jax.nn.log_softmax(SPEED * mixture["weight"])[:, None], 1)
 
 
 def log_likelihood(log_right: Array, batch: Any, matrix: Array) -> Array:
@@ -151,14 +154,17 @@ def problem(design: Design) -> Problem:
     def upper(x: Any, y: Any, batch: Any) -> Array:
         log_right = mixed(y["mixture"], of_fold(candidate_logits(design, y, batch["input"]), batch["fold"]))
         matrix = noise_model.transition(x, y["noise"])
-        return -log_likelihood(log_right, batch, matrix).mean() + noise_model.own_penalty(x) * batch["own"].mean()
+        return (
+            -(batch["weight"] * log_likelihood(log_right, batch, matrix)).mean()
+            + noise_model.own_penalty(x) * batch["own"].mean()
+        )
 
     def lower(x: Any, y: Any, batch: Any) -> Array:
         logits = candidate_logits(design, y, batch["input"])
         seen = lax_stop(of_fold(logits, batch["fold"]))
         log_right = mixed(y["mixture"], seen)
         matrix = noise_model.transition(x, y["noise"])
-        mixture = -log_likelihood(log_right, batch, matrix).mean()
+        mixture = -(batch["weight"] * log_likelihood(log_right, batch, matrix)).mean()
         mixture += noise_model.shared_penalty(y["noise"]) * batch["all"].mean()
         matrix = noise_model.transition(x, lax_stop(y["noise"]))
         said = noise_model.posterior(jnp.exp(lax_stop(log_right)), batch["label"], lax_stop(matrix))
@@ -173,12 +179,12 @@ def problem(design: Design) -> Problem:
             aware[:, j] if each.kind == "aware" else weights[each.kind][:, None] * plain[:, j]
             for j, each in enumerate(design.candidates)
         ]
-        trained_on = batch["fold"][:, None] != jnp.arange(design.folds)
+        trained_on = batch["weight"][:, None] * (batch["fold"][:, None] != jnp.arange(design.folds))
         loss = -(jnp.stack(rows, 1) * trained_on[:, None]).mean(0).sum() * design.folds / (design.folds - 1)
 
         final = jax.nn.log_softmax(design.model.apply(y["final"], batch["input"]))
         final = jnp.take_along_axis(final, batch["label"][:, None], 1)[:, 0]
-        return loss + mixture - (weights[design.final.kind] * final).mean() + decay(design, y)
+        return loss + mixture - (batch["weight"] * weights[design.final.kind] * final).mean() + decay(design, y)
 
     return Problem(upper, lower, lambda key: start(design, key), private_x=True)
 
@@ -223,14 +229,21 @@ def label_errors(
     if rows < 1:
         raise FedbilevelError("there are no rows.")
 
+    longest = max(len(client["rows"]) for client in clients)
+
     def columns(client: Mapping[str, np.ndarray]) -> dict[str, Any]:
         size = len(client["rows"])
-        constant = lambda value: np.full(size, value, np.float32)
+        # Where all rows are used at once, clients have equally many, some of which do not count.
+        length = longest if batch_size is None else size
+        real = np.arange(length) < size
+        index = np.minimum(np.arange(length), size - 1)
+        constant = lambda value: np.full(length, value, np.float32)
         return {
-            "input": Lookup(inputs, client["rows"]),
-            "label": client["label"].astype(np.int32),
-            "trusted": client["trusted"].astype(np.float32),
-            "fold": client["fold"].astype(np.int32),
+            "input": Lookup(inputs, client["rows"][index]),
+            "label": client["label"][index].astype(np.int32),
+            "trusted": client["trusted"][index].astype(np.float32),
+            "fold": client["fold"][index].astype(np.int32),
+            "weight": (real * (length / size)).astype(np.float32),
             "own": constant(1 / size),
             "all": constant(1 / rows),
             "share": constant(max(trusted, 1) / rows),
@@ -240,7 +253,7 @@ def label_errors(
     return Task(
         problem(design),
         [{"train": each, "val": each} for each in data],
-        weights="size",
+        weights=[len(client["rows"]) for client in clients],
         batch_size=batch_size,
         name="label-errors",
     )
@@ -257,6 +270,7 @@ def say(design: Design, x: Any, y: Any, inputs: np.ndarray, labels: np.ndarray, 
     return Said(*(np.concatenate(many) for many in (right, after, each)))
 
 
+@partial(jax.jit, static_argnums=0)
 def _say(design: Design, x: Any, y: Any, inputs: Array, labels: Array, fold: Array) -> tuple[Array, Array, Array]:
     logits = of_fold(candidate_logits(design, y, inputs), fold)
     right = jnp.exp(mixed(y["mixture"], logits))

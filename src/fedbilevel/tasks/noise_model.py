@@ -16,13 +16,14 @@ import jax.numpy as jnp
 Array = jax.Array
 MOST_CLASSES = 30  # with a matrix S; with more classes, wrong labels are spread evenly
 START = -1.5  # the first common level, as a logit
+SPEED = 4.0  # the shared part moves this many times faster than its numbers, which stay small
 OWN, RATE, FLIP = 1.0, 0.5, 1.5
 """Prior deviations of a client's level, of the rate of a class, and of the logits of S."""
 
 
 def start(classes: int) -> tuple[dict[str, Array], dict[str, Array]]:
     """The first noise model: what is a client's own, and what is shared."""
-    shared = {"level": jnp.asarray(START), "rate": jnp.zeros(classes)}
+    shared = {"level": jnp.asarray(START / SPEED), "rate": jnp.zeros(classes)}
     if 2 < classes <= MOST_CLASSES:
         shared["flip"] = jnp.zeros((classes, classes))
     return {"level": jnp.asarray(0.0)}, shared
@@ -31,6 +32,7 @@ def start(classes: int) -> tuple[dict[str, Array], dict[str, Array]]:
 def transition(own: Any, shared: Any) -> Array:
     """T, a row for each right class and a column for each given label."""
     classes = shared["rate"].shape[0]
+    shared = jax.tree.map(lambda a: SPEED * a, shared)
     wrong = jax.nn.sigmoid(shared["level"] + own["level"] + shared["rate"])[:, None]
     same = jnp.eye(classes, dtype=bool)
     flip = shared.get("flip", jnp.zeros((classes, classes)))
@@ -58,5 +60,6 @@ def own_penalty(own: Any) -> Array:
 
 def shared_penalty(shared: Any) -> Array:
     """Minus the log of the prior of the shared part."""
+    shared = jax.tree.map(lambda a: SPEED * a, shared)
     flips = jnp.sum(shared["flip"] ** 2) / (2 * FLIP**2) if "flip" in shared else 0.0
     return jnp.sum(shared["rate"] ** 2) / (2 * RATE**2) + flips
