@@ -65,9 +65,8 @@ def sentence(found: Judged) -> str:
     rows, issues = len(found.issue), int(found.issue.sum())
     if found.trusted.all():
         return f"all {rows:,} labels are trusted, so none was looked at."
-    few = "no label" if not issues else f"{issues:,} of {rows:,} labels"
-    said = f"{few} {'is' if issues <= 1 else 'are'} probably wrong"
-    return f"{said}{'' if issues else f', of {rows:,}'}.{f' {found.remark}' if found.remark else ''}"
+    said = f"{issues:,} of {rows:,} labels {'is' if issues == 1 else 'are'} probably wrong."
+    return f"{said} {found.remark}" if found.remark else said
 
 
 def summary(folder: Path) -> str:
