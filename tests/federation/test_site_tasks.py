@@ -18,12 +18,13 @@ TASKS: dict[str, dict[str, Any]] = {
     "data-cleaning": {"hidden": 4},
     "fairness": {"hidden": 4},
     "hyper-representation": {"hidden": 4},
+    "label-errors": {"hidden": 4, "folds": 2},
     "loss-tuning": {"hidden": 4},
     "regularization": {},
 }
 MEASURED = {
     "client-weighting": "accuracy", "data-cleaning": "accuracy", "fairness": "accuracy",
-    "hyper-representation": "accuracy", "loss-tuning": "accuracy", "regularization": "auc",
+    "hyper-representation": "accuracy", "label-errors": "loss", "loss-tuning": "accuracy", "regularization": "auc",
 }  # fmt: skip
 
 

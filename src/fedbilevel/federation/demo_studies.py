@@ -1,12 +1,12 @@
 """What the demo computes: a study, the data of its four sites, and what it shows at the end.
 
 - ``regularization``: how strongly to regularise each feature of a common logistic regression.
-- ``clean``: which labels are wrong. Before the sites start, the demo plants wrong labels, and at the end it says how many
-  of them each site has found. No site knows which ones they are.
+- ``clean``: which labels are wrong. Before the sites start, the demo plants wrong labels, and at the end it says how
+  many of them each site has found. No site knows which ones they are.
 """
 
 import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -128,7 +128,9 @@ def _schema(names: Sequence[str]) -> dict[str, Any]:
     return {"label": {"column": "label", "values": [0, 1]}, "features": features}
 
 
-def _write(path: Path, names: Sequence[str], hospital: Hospital, more: dict[str, Sequence[str]] | None = None) -> Path:
+def _write(
+    path: Path, names: Sequence[str], hospital: Hospital, more: Mapping[str, Sequence[str]] | None = None
+) -> Path:
     """A hospital's table, with more columns."""
     more = more or {}
     rows = [

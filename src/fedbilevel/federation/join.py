@@ -142,26 +142,29 @@ class Joined:
         ledger = self.folder / LEDGER
         seen = ledger.stat().st_size if ledger.exists() else 0
         next_look, unwritable = 0.0, ""
-        while self.client.poll() is None:
-            time.sleep(0.5)
-            if time.monotonic() >= next_look:
-                unwritable, next_look = self._look_at_disk(unwritable), time.monotonic() + 5.0
-            seen = self._news(ledger, seen)
-            place = place if log.stat().st_size >= place else 0  # it was rotated
-            with log.open("rb") as file:
-                file.seek(place)
-                text = file.read().decode(errors="replace")
-                place = file.tell()
-            if not connected and "Successfully registered client" in text:
-                connected = True
-                self.say("connected. This site takes part until you press Ctrl-C.")
-            if not refused and ("UNAUTHENTICATED" in text.upper() or "is disabled" in text):
-                refused = True
-                self.problem = f"the server refuses this site: {REFUSED}."
-                self.say(self.problem)
-            if time.monotonic() >= self.next_look:
-                self.next_look = time.monotonic() + 2.0
-                self._note(connected and not refused and self._has_connection())
+        try:
+            while self.client.poll() is None:
+                time.sleep(0.5)
+                if time.monotonic() >= next_look:
+                    unwritable, next_look = self._look_at_disk(unwritable), time.monotonic() + 5.0
+                seen = self._news(ledger, seen)
+                place = place if log.stat().st_size >= place else 0  # it was rotated
+                with log.open("rb") as file:
+                    file.seek(place)
+                    text = file.read().decode(errors="replace")
+                    place = file.tell()
+                if not connected and "Successfully registered client" in text:
+                    connected = True
+                    self.say("connected. This site takes part until you press Ctrl-C.")
+                if not refused and ("UNAUTHENTICATED" in text.upper() or "is disabled" in text):
+                    refused = True
+                    self.problem = f"the server refuses this site: {REFUSED}."
+                    self.say(self.problem)
+                if time.monotonic() >= self.next_look:
+                    self.next_look = time.monotonic() + 2.0
+                    self._note(connected and not refused and self._has_connection())
+        finally:
+            self._news(ledger, seen)
 
     def _has_connection(self) -> bool:
         """Whether FLARE's client has a connection to the server: it does not say when it has lost it."""

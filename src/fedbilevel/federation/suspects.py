@@ -114,9 +114,8 @@ def once(folder: Path, study: str, run: str, told: Mapping[str, np.ndarray]) -> 
 def received(arrays: Mapping[str, np.ndarray], schema: Schema, rows: int) -> dict[str, int]:
     """The numbers that a site of so many rows has sent, by class; none if they cannot be."""
     names = {f"{NAME}{number}": str(value) for number, value in enumerate(schema.classes)}
-    found: dict[str, int] = {}
-    for name, array in arrays.items():
-        if name not in names or array.ndim or array.dtype.kind not in "iu" or not 0 < int(array) <= rows:
-            return {}
-        found[names[name]] = int(array)
+    possible = lambda array: not array.ndim and array.dtype.kind in "iu" and 0 < int(array) <= rows
+    if not (arrays.keys() <= names.keys() and all(map(possible, arrays.values()))):
+        return {}
+    found = {label: int(arrays[name]) for name, label in names.items() if name in arrays}
     return found if sum(found.values()) <= rows else {}

@@ -62,7 +62,7 @@ def show(place: Path) -> None:
         table.add_section()
     table.add_row("all, mean" if names else "all", *(number(last.get(n)) for n in names or known.get("headline", {})))
     console.print(table)
-    if "suspects" in known:
+    if known.get("suspects"):
         console.print(suspects_of(known["suspects"], sites))
     for name, (missed, reason) in missing(place).items():
         console.print(
@@ -81,8 +81,8 @@ def show(place: Path) -> None:
 
 def suspects_of(counts: Mapping[str, Mapping[str, int]], sites: Sequence[str]) -> Table:
     """How many labels of each class are suspicious at each site, as far as the sites tell."""
-    classes = list(dict.fromkeys(label for numbers in counts.values() for label in numbers))
-    table = Table(title="Labels that are probably wrong (-: not told, or too few)", title_justify="left")
+    classes = sorted({label for numbers in counts.values() for label in numbers})
+    table = Table(title="Suspicious labels (-: too few, or not told)", title_justify="left")
     for heading in ("site", *(f"given label {label}" for label in classes)):
         table.add_column(escape(heading), justify="left" if heading == "site" else "right")
     for site in sites:
