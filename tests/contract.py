@@ -194,6 +194,20 @@ CONTRACT: dict[str, Entry] = {
             for Q in (1, 5)
         ],
     ),
+    "alternating": Entry(
+        fb.Alternating(0.1, 0.2, local_steps=2, server="adam", lr_server="power(0.1, -0.5)"),
+        [
+            Limit(
+                f"T1, {steps} local steps, {server}",
+                T1,
+                fb.Alternating(0.1, 0.1, local_steps=steps, server=server),
+                2500,
+                derivations.alternated(T1, 0.1, steps),
+            )
+            for steps, server in ((1, "average"), (4, "adam"))
+        ],
+        [Cost(fb.Alternating(local_steps=n), 1, P + D, P + D, oracles(n, Gf=1, Gg=1)) for n in (1, 5)],
+    ),
     "simfbo": Entry(
         fb.SimFBO(**STEPS, local_steps=2, shared_batch=True, radius=5.0),
         [

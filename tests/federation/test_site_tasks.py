@@ -10,8 +10,7 @@ import pytest
 from test_sites import SCHEMA, Sites, rows, study, write
 
 import fedbilevel as fb
-from fedbilevel.federation.study import site_task
-from fedbilevel.tasks import SITE_TASKS
+from fedbilevel.federation.study import SITE_TASKS, site_task
 
 TASKS: dict[str, dict[str, Any]] = {
     "client-weighting": {"hidden": 4},

@@ -17,6 +17,7 @@ from test_sites import REFUSED, Sites, named, why, write
 
 import fedbilevel as fb
 from admission import admitted, created
+from fedbilevel.cleaning.sites import Options, facts_of_site, folds_of_site, judge, trusted_rows
 from fedbilevel.engines.messaging.protocol import unpack
 from fedbilevel.federation import join, schema, suspects
 from fedbilevel.federation.cli.following import suspects_of
@@ -28,8 +29,6 @@ from fedbilevel.federation.rows import load, names
 from fedbilevel.federation.study import Study, site_task
 from fedbilevel.federation.worker import Settings, Worker
 from fedbilevel.storage.arrays import decode, encode, named_leaves
-from fedbilevel.tasks.efforts import DEFAULT, design_of
-from fedbilevel.tasks.label_errors_of_sites import folds_of_site, label_errors_facts, label_errors_judged, trusted_rows
 from fedbilevel.tasks.sites import Examples, Judged
 
 ROUNDS = 25
@@ -112,7 +111,7 @@ def test_lists_are_those_of_the_simulator(played: tuple[Cleaning, Study, Any, An
         np.testing.assert_allclose(found, wished, rtol=1e-9, atol=1e-10)
     for m, worker in enumerate(sites.workers):
         block = jax.tree.map(lambda a, m=m: a[m], expected.x)
-        judged = label_errors_judged(worker.examples, known, block, expected.y, folds=2, hidden=2)
+        judged = judge(worker.examples, known, block, expected.y, folds=2, hidden=2)
         listed = {row["row"]: row for row in sites.found(worker.settings.name)}
         ids = [row["patient"] for row in rows(m)]
         assert list(listed) != ids  # the worst first
@@ -296,7 +295,7 @@ def test_no_fold_is_about_few_rows(folds: int) -> None:
         sizes = [np.bincount(fold[trusted == kind]) for kind in (False, True)]
         assert all(size == 0 or size >= least for size in np.concatenate(sizes))
         assert fold.max() < folds
-        facts = label_errors_facts(rows)
+        facts = facts_of_site(rows)
         assert facts["sum trusted"] == 0 or least <= facts["sum trusted"] <= count
         assert facts["sum trusted"] == count or count - facts["sum trusted"] >= least
         for kind in np.unique(trusted):  # every fold that has some has its share of every label
@@ -324,7 +323,7 @@ def test_gradients_of_a_crafted_model_are_not_about_few_rows(tmp_path: Path) -> 
         )(b)
         zero, first = y["linear"]["b"], jnp.array([1.0, 0.0])
         sure = [np.asarray(slope(zero + sign * 30 * first), float)[..., 0] for sign in (1, -1)]
-        kinds = [each.kind for each in design_of(2, 2, True, DEFAULT).linear]
+        kinds = [each.kind for each in Options(False, 20, 2, 0).design(examples, facts).linear]
         for kind, rows_of in (("given", len(examples.labels)), ("trusted", int(facts["sum trusted"]))):
             trained = (sure[0] - sure[1])[kinds.index(kind)] * rows_of * 19 / 20  # rows, for each model
             counted[least, kind] = np.rint(trained.sum() / 19 - trained).astype(int)

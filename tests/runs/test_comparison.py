@@ -18,8 +18,8 @@ from fedbilevel.storage.load import runs
 from helpers import INTERRUPTIBLE, fedbilevel, here
 
 GLOBAL = {
-    "aggitd", "commfedbio", "commfedbio-sketch", "f2sa", "fedbio", "fedbioacc", "fedmbo", "fedmsa", "fednest", "gd",
-    "lfednest", "local-bsgvrm", "mefbo", "mrbo", "rfho", "shrofbo", "simfbo", "stocbio", "sustain",
+    "aggitd", "alternating", "commfedbio", "commfedbio-sketch", "f2sa", "fedbio", "fedbioacc", "fedmbo", "fedmsa",
+    "fednest", "gd", "lfednest", "local-bsgvrm", "mefbo", "mrbo", "rfho", "shrofbo", "simfbo", "stocbio", "sustain",
 }  # fmt: skip
 LOCAL = {"distbio", "distbioacc", "fedbio-local", "fedbioacc-local"}
 WEIGHTING = {"afl", "primal-dual"}

@@ -7,6 +7,8 @@ import numpy as np
 
 MOST = 8.0  # deviations from the mean; what is farther away is an outlier and would dominate a linear model
 
+CHUNK = 2**14  # rows at a time, which bounds the memory
+
 
 class Sums(NamedTuple):
     """What a client tells about its rows: their number, and for every column the sum and the sum of squares."""
@@ -18,8 +20,11 @@ class Sums(NamedTuple):
     @classmethod
     def of(cls, rows: np.ndarray) -> "Sums":
         """The sums of one client."""
-        table = rows.reshape(len(rows), -1).astype(float)
-        return cls(len(table), table.sum(0), (table**2).sum(0))
+        values = squares = np.zeros(int(np.prod(rows.shape[1:])))
+        for n in range(0, len(rows), CHUNK):
+            some = rows[n : n + CHUNK].reshape(-1, len(values)).astype(float)
+            values, squares = values + some.sum(0), squares + (some**2).sum(0)
+        return cls(len(rows), values, squares)
 
 
 class Scale(NamedTuple):
@@ -43,5 +48,8 @@ class Scale(NamedTuple):
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         """The rows, scaled, as a table of float32."""
-        table = (rows.reshape(len(rows), -1) - self.mean) / self.deviation
-        return np.clip(table, -MOST, MOST).astype(np.float32)
+        table = np.empty((len(rows), len(self.mean)), np.float32)
+        for n in range(0, len(rows), CHUNK):
+            some = rows[n : n + CHUNK].reshape(-1, len(self.mean))
+            table[n : n + CHUNK] = np.clip((some - self.mean) / self.deviation, -MOST, MOST)
+        return table

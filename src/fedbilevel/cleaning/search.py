@@ -8,17 +8,32 @@ import jax
 import numpy as np
 
 from fedbilevel.algorithms import Alternating
-from fedbilevel.cleaning.findings import Exchanged, FinalModel, Findings, Noise, Score
+from fedbilevel.cleaning.effort import DEFAULT, FEDAVG_ROUNDS, THOROUGH, Effort, design_of, folds_of
+from fedbilevel.cleaning.findings import Exchanged, FinalModel, Findings, Score
+from fedbilevel.cleaning.judgement import Interval, at, interval, noise_of, score, with_interval
 from fedbilevel.cleaning.scaling import Scale, Sums
+from fedbilevel.core.schedules import constant
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.runs.solve import solve
-from fedbilevel.tasks.efforts import DEFAULT, THOROUGH, design_of, folds_of, steps
-from fedbilevel.tasks.label_errors import Said, label_errors, say
+from fedbilevel.runs.solve import Result, solve
+from fedbilevel.tasks.label_errors import Design, Kind, Said, label_errors, profile, say, says
 from fedbilevel.tasks.noise_model import transition
 
 Array = np.ndarray
-FEDAVG_ROUNDS = 200
-"""Rounds of one FedAvg run of the final model, the unit of cost."""
+MOST_AT_ONCE = 5000
+"""Rows of a client that are used in every step; of larger clients, batches of as many rows are drawn."""
+
+EXCHANGED = (
+    "Sums over the rows of each client: of the columns, of the gradients of the models, and of the likelihood. No row, "
+    "no label and no client's own noise level was sent."
+)
+NOTHING_TRUSTED = (
+    "No rows are trusted, so labels are judged by each other only (federated confident learning): errors that all "
+    "clients make alike are not found. Mark even twenty rows per client as trusted to find more."
+)
+NOT_IDENTIFIED = (
+    "The share of wrong labels cannot be told from these rows (it may be anything from {low:.0%} to {high:.0%}): rows "
+    "are ranked, but none is called wrong."
+)
 
 
 def clean_arrays(
@@ -41,24 +56,17 @@ def clean_arrays(
         clients: the client of each row, numbers or names.
         trusted: which rows are known to have the right label; None if there are none.
         classes: number of classes. Default: the largest label plus 1.
-        thorough: more candidates and more rounds, for four times the cost.
+        thorough: ten folds instead of five, more candidates and more rounds, for four to six times the cost.
         seed: of the folds and the first models.
         progress: is called with the number of rounds done and the number of all rounds.
         checkpoint: a folder in which the run is saved, and continued from if it was interrupted.
     """
     inputs, labels, clients = np.asarray(inputs), np.asarray(labels), np.asarray(clients)
     sure = np.zeros(len(labels), bool) if trusted is None else np.asarray(trusted, bool)
-    if not len(inputs) == len(labels) == len(clients) == len(sure):
-        raise FedbilevelError(
-            f"inputs, labels, clients and trusted have different lengths: {len(inputs)}, {len(labels)}, "
-            f"{len(clients)} and {len(sure)}."
-        )
-    number = int(labels.max(initial=0)) + 1 if classes is None else classes
-    if number < 2 or labels.min(initial=0) < 0 or labels.max(initial=0) >= number:
-        raise FedbilevelError("labels must be whole numbers from 0 to classes - 1, of at least two classes.")
+    number = _checked(inputs, labels, clients, sure, classes)
+    effort = THOROUGH if thorough else DEFAULT
     names = list(dict.fromkeys(clients.tolist()))
     owned = [np.flatnonzero(clients == name) for name in names]
-    effort = THOROUGH if thorough else DEFAULT
 
     scale = Scale.fit([Sums.of(inputs[rows]) for rows in owned], images=inputs.ndim > 2)
     table = scale(inputs)
@@ -66,71 +74,96 @@ def clean_arrays(
     fold = np.zeros(len(labels), np.int32)
     for m, rows in enumerate(owned):
         fold[rows] = folds_of(labels[rows], sure[rows], design.folds, np.random.default_rng([seed, m]))
-    shards = [{"rows": r, "label": labels[r], "trusted": sure[r], "fold": fold[r]} for r in owned]
-    task = label_errors(design, table, shards, len(labels), int(sure.sum()))
-    algorithm = Alternating(**steps())
-    told = (lambda row: progress(row["round"], effort.rounds)) if progress else (lambda row: None)
-    result = solve(task, algorithm, effort.rounds, seed, metrics=False, callbacks=[told], checkpoint=checkpoint)
+    result = _run(design, effort, table, labels, sure, fold, owned, seed, progress, checkpoint)
 
-    noise, said = [], []
-    for m, rows in enumerate(owned):
-        own = jax.tree.map(lambda a, m=m: a[m], result.x)
-        of_client = say(design, own, result.y, table[rows], labels[rows], fold[rows])
-        noise.append(
-            _noise(names[m], of_client, labels[rows], sure[rows], np.asarray(transition(own, result.y["noise"])))
-        )
-        said.append(of_client)
+    x, y = result.x, result.y
+    own = [jax.tree.map(lambda a, m=m: a[m], x) for m in range(len(owned))]
+    said = [say(design, own[m], y, table[rows], labels[rows], fold[rows]) for m, rows in enumerate(owned)]
+    matrices = [np.asarray(transition(each, y["noise"])) for each in own]
+    noise = [noise_of(names[m], said[m], labels[rows], sure[rows], matrices[m]) for m, rows in enumerate(owned)]
+    likelihoods = [
+        profile(design, own[m], y, table[rows], labels[rows], fold[rows], sure[rows]) for m, rows in enumerate(owned)
+    ]
+    level = sum(each.level * each.rows for each in noise) / max(1, sum(each.rows for each in noise))
+    overall = interval(np.sum(likelihoods, 0), level)
+
     order = np.argsort(np.concatenate(owned))
     together = Said(*(np.concatenate(parts)[order] for parts in zip(*said, strict=True)))
-    wrong = np.where(sure, 0.0, 1 - _at(together.posterior, labels))
-    last = result.metrics
-    unit = 2 * FEDAVG_ROUNDS * len(owned) * 4e-6 * sum(a.size for a in jax.tree.leaves(result.y["final"]))
-    kinds = [each.kind for each in design.candidates]
-    scores = [
-        _score(together.each[:, kinds.index(kind)], labels, sure) if sure.any() else None
-        for kind in ("given", "cleaned")
-    ]
+    wrong = np.where(sure, 0.0, 1 - at(together.posterior, labels))
     return Findings(
         wrong=wrong,
-        quality=1 - wrong,
+        quality=np.where(sure, 1.0, at(together.right, labels)),
         predicted=together.right.argmax(1),
-        issue=wrong > 0.5,
+        issue=(wrong > 0.5) & overall.identified,
         probabilities=together.right,
-        noise=noise,
-        identified=True,
-        warning="",
-        model=FinalModel(design, result.y["final"], scale),
-        given=scores[0],
-        cleaned=scores[1],
-        exchanged=Exchanged(
-            last["megabytes"],
-            effort.rounds,
-            last["megabytes"] / unit,
-            "Sums of the columns; models and their gradients, summed over the rows of a client. No row, no label and "
-            "no client's own noise level was sent.",
-        ),
+        noise=[with_interval(each, overall, level) for each in noise],
+        identified=overall.identified,
+        warning=_warning(bool(sure.any()), overall),
+        model=FinalModel(design, y["final"], scale),
+        given=_of_kind(design, y, "given", table, labels, fold, sure),
+        cleaned=_of_kind(design, y, "cleaned", table, labels, fold, sure),
+        exchanged=_exchanged(result, effort, len(owned)),
         history=result.history,
     )
 
 
-def _at(table: Array, labels: Array) -> Array:
-    return np.take_along_axis(table, labels[:, None].astype(int), 1)[:, 0]
+def _checked(inputs: Array, labels: Array, clients: Array, sure: Array, classes: int | None) -> int:
+    """The number of classes; refuses what is not rows of clients with labels."""
+    if not len(inputs) == len(labels) == len(clients) == len(sure):
+        raise FedbilevelError(
+            f"inputs, labels, clients and trusted have different lengths: {len(inputs)}, {len(labels)}, "
+            f"{len(clients)} and {len(sure)}."
+        )
+    if not len(labels):
+        raise FedbilevelError("there are no rows to clean.")
+    if labels.dtype.kind not in "iu" or labels.min() < 0:
+        raise FedbilevelError("labels must be whole numbers from 0 on.")
+    number = int(labels.max()) + 1 if classes is None else classes
+    if number < 2 or labels.max() >= number:
+        raise FedbilevelError(f"labels go up to {labels.max()}, which does not fit {number} classes.")
+    if not np.all(np.isfinite(inputs)):
+        raise FedbilevelError("inputs must be finite numbers: fill in what is missing.")
+    if sure.any() and len(np.unique(labels[sure])) == 1:
+        raise FedbilevelError(
+            f"all trusted rows have the label {labels[sure][0]}: trusted rows of several classes are needed, over all "
+            "clients together."
+        )
+    return number
 
 
-def _noise(name: Any, said: Said, labels: Array, sure: Array, matrix: Array) -> Noise:
-    classes = len(matrix)
-    wrong = 1 - _at(said.posterior, labels)[~sure].astype(float)
-    confusion = np.zeros((classes, classes))
-    np.add.at(confusion.T, labels[~sure], said.posterior[~sure])
-    level = float(wrong.mean()) if len(wrong) else 0.0
-    # The score of a row is (P(wrong) - e) / (e (1 - e)).
-    information = float(np.sum((wrong - level) ** 2))
-    error = 1.96 * level * (1 - level) / max(information, 1e-12) ** 0.5
-    low, high = max(0.0, level - error), min(1.0, level + error)
-    return Noise(name, len(wrong), level, low, high, matrix, confusion, int(np.sum(wrong > 0.5)))
+def _run(
+    design: Design,
+    effort: Effort,
+    table: Array,
+    labels: Array,
+    sure: Array,
+    fold: Array,
+    owned: list[Array],
+    seed: int,
+    progress: Callable[[int, int], Any] | None,
+    checkpoint: Path | str | None,
+) -> Result:
+    shards = [{"rows": r, "label": labels[r], "trusted": sure[r], "fold": fold[r]} for r in owned]
+    batch_size = None if max(map(len, owned)) <= MOST_AT_ONCE else MOST_AT_ONCE
+    task = label_errors(design, table, shards, len(labels), int(sure.sum()), batch_size)
+    algorithm = Alternating(lr_upper=4.0, lr_lower=1.0, server="adam", lr_server=constant(effort.step))
+    told = [lambda row: progress(row["round"], effort.rounds)] if progress else []
+    return solve(task, algorithm, effort.rounds, seed, metrics=False, callbacks=told, checkpoint=checkpoint)
 
 
-def _score(probabilities: Array, labels: Array, sure: Array) -> Score:
-    right = _at(probabilities, labels)[sure]
-    accuracy = np.mean(probabilities[sure].argmax(1) == labels[sure])
-    return Score(float(accuracy), float(-np.mean(np.log(np.maximum(right, 1e-12)))))
+def _of_kind(design: Design, y: Any, kind: Kind, table: Array, labels: Array, fold: Array, sure: Array) -> Score | None:
+    """How well a kind of candidate does on trusted rows; None without trusted rows."""
+    return score(says(design, y, kind, table[sure], fold[sure]), labels[sure]) if sure.any() else None
+
+
+def _warning(trusted: bool, overall: Interval) -> str:
+    sentences = [] if trusted else [NOTHING_TRUSTED]
+    if not overall.identified:
+        sentences.append(NOT_IDENTIFIED.format(low=overall.low, high=overall.high))
+    return " ".join(sentences)
+
+
+def _exchanged(result: Result, effort: Effort, clients: int) -> Exchanged:
+    megabytes = result.metrics["megabytes"]
+    of_one = 2 * FEDAVG_ROUNDS * clients * sum(a.nbytes for a in jax.tree.leaves(result.y["final"])) / 1e6
+    return Exchanged(megabytes, effort.rounds, megabytes / of_one, EXCHANGED)

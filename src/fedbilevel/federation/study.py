@@ -18,17 +18,22 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from fedbilevel.cleaning import sites as cleaning
 from fedbilevel.core.task import Task
 from fedbilevel.engines.plan import Plan
-from fedbilevel.errors import FedbilevelError, UnknownName
+from fedbilevel.errors import FedbilevelError, Names, UnknownName
 from fedbilevel.federation import schema as schemas
 from fedbilevel.federation.schema import Schema
 from fedbilevel.runs import configuration
 from fedbilevel.runs.experiment import Built, Experiment
 from fedbilevel.runs.settings import Settings, convert
 from fedbilevel.storage.arrays import named_leaves
-from fedbilevel.tasks import SITE_TASKS, TASKS
-from fedbilevel.tasks.sites import MOST_ROWS, Examples, Facts, Judged, together
+from fedbilevel.tasks import SITE_TASKS as OF_TASKS
+from fedbilevel.tasks import TASKS
+from fedbilevel.tasks.sites import MOST_ROWS, Examples, Facts, Judged, SiteTask, together
+
+SITE_TASKS: Names[SiteTask] = Names(OF_TASKS.kind, {**OF_TASKS, "label-errors": cleaning.SITE_TASK})
+"""The tasks of a federation whose sites bring their own rows."""
 
 
 def _option(default: Any, help: str) -> Any:

@@ -24,13 +24,6 @@ from fedbilevel.tasks.hyper_representation import (
     hyper_representation_facts,
     hyper_representation_of_site,
 )
-from fedbilevel.tasks.label_errors_of_sites import (
-    label_errors_bounds,
-    label_errors_facts,
-    label_errors_judged,
-    label_errors_of_site,
-    label_errors_parts,
-)
 from fedbilevel.tasks.loss_tuning import loss_tuning, loss_tuning_bounds, loss_tuning_facts, loss_tuning_of_site
 from fedbilevel.tasks.quadratic import Quadratic, quadratic
 from fedbilevel.tasks.regularization import regularization, regularization_facts, regularization_of_site
@@ -59,14 +52,11 @@ SITE_TASKS: Names[SiteTask] = Names(
         "data-cleaning": SiteTask(data_cleaning_facts, data_cleaning_of_site, data_cleaning_bounds),
         "fairness": SiteTask(fairness_facts, fairness_of_site, fairness_bounds),
         "hyper-representation": SiteTask(hyper_representation_facts, hyper_representation_of_site, column_bounds),
-        "label-errors": SiteTask(
-            label_errors_facts, label_errors_of_site, label_errors_bounds, label_errors_parts, label_errors_judged
-        ),
         "loss-tuning": SiteTask(loss_tuning_facts, loss_tuning_of_site, loss_tuning_bounds),
         "regularization": SiteTask(regularization_facts, regularization_of_site, column_bounds),
     },
 )
-"""The tasks of a federation whose sites bring their own rows."""
+"""The tasks of this folder for sites that bring their own rows; ``federation.study`` has all."""
 
 __all__ = [
     "SITE_TASKS",

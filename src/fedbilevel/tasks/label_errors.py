@@ -12,7 +12,7 @@ said about it comes from models that were not trained on it.
   is the step of expectation maximization for the noise, out of fold.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 
@@ -49,7 +49,7 @@ class Design(NamedTuple):
         linear: candidates that are logistic regressions.
         networks: candidates with a hidden layer.
         hidden: its width, also of the final model.
-        final: how the final model is trained.
+        final: weight decay of the final model, which is trained on what is probably right.
         folds: K.
     """
 
@@ -58,7 +58,7 @@ class Design(NamedTuple):
     linear: tuple[Candidate, ...]
     networks: tuple[Candidate, ...]
     hidden: int = 64
-    final: Candidate = Candidate("cleaned", 1e-3)
+    final: float = 1e-3
     folds: int = 5
 
     @property
@@ -85,12 +85,10 @@ class Said(NamedTuple):
     Args:
         right: the probability of every class, from the inputs alone.
         posterior: the same once the given label is known, too.
-        each: what every candidate says: (rows, candidates, classes).
     """
 
     right: np.ndarray
     posterior: np.ndarray
-    each: np.ndarray
 
 
 def start(design: Design, key: Array) -> tuple[Any, Any]:
@@ -104,7 +102,11 @@ def start(design: Design, key: Array) -> tuple[Any, Any]:
     he = lambda key, shape, fan_in: jax.random.normal(key, shape) * (2 / fan_in) ** 0.5
     y = {
         "linear": {"w": jnp.zeros((features, *of_linear, classes)), "b": jnp.zeros((*of_linear, classes))},
-        "mixture": {"weight": jnp.array(first_weights), "scale": jnp.zeros(len(design.candidates))},
+        "mixture": {
+            "weight": jnp.array(first_weights),
+            "scale": jnp.zeros(len(design.candidates)),
+            "sharp": jnp.asarray(0.0),
+        },
         "noise": shared,
         "final": design.model.init(last),
     }
@@ -132,10 +134,21 @@ def of_fold(values: Array, fold: Array) -> Array:
     return jnp.take_along_axis(values, fold[:, None, None, None], 2)[:, :, 0]
 
 
+def calibrated(mixture: Any, logits: Array) -> Array:
+    """The log of the probabilities of every candidate, after its own temperature: (rows, candidates, classes)."""
+    return jax.nn.log_softmax(logits * jnp.exp(mixture["scale"])[:, None])
+
+
 def mixed(mixture: Any, logits: Array) -> Array:
-    """The log of the probabilities of the mixture: (rows, classes)."""
-    logp = jax.nn.log_softmax(logits * jnp.exp(mixture["scale"])[:, None])
-    return jax.nn.logsumexp(logp + jax.nn.log_softmax(SPEED * mixture["weight"])[:, None], 1)
+    """The log of the probabilities of the mixture of calibrated candidates, sharpened together: (rows, classes)."""
+    weights = jax.nn.log_softmax(SPEED * mixture["weight"])
+    together = jax.nn.logsumexp(calibrated(mixture, logits) + weights[:, None], 1)
+    return jax.nn.log_softmax(jnp.exp(mixture["sharp"]) * together)
+
+
+def mixture_penalty(mixture: Any) -> Array:
+    """Minus the log of a prior: equal weights, and probabilities that are right as they are."""
+    return jnp.sum((SPEED * mixture["weight"]) ** 2) / 2 + jnp.sum(mixture["scale"] ** 2) / 2 + mixture["sharp"] ** 2
 
 
 def log_likelihood(log_right: Array, batch: Any, matrix: Array) -> Array:
@@ -162,29 +175,31 @@ def problem(design: Design) -> Problem:
     def lower(x: Any, y: Any, batch: Any) -> Array:
         logits = candidate_logits(design, y, batch["input"])
         seen = lax_stop(of_fold(logits, batch["fold"]))
-        log_right = mixed(y["mixture"], seen)
+        log_right = mixed(lax_stop_but(y["mixture"], "weight", "sharp"), seen)
+        fixed = noise_model.transition(x, lax_stop(y["noise"]))
         matrix = noise_model.transition(x, y["noise"])
-        mixture = -(batch["weight"] * log_likelihood(log_right, batch, matrix)).mean()
-        mixture += noise_model.shared_penalty(y["noise"]) * batch["all"].mean()
-        matrix = noise_model.transition(x, lax_stop(y["noise"]))
-        said = noise_model.posterior(jnp.exp(lax_stop(log_right)), batch["label"], lax_stop(matrix))
-        own = jnp.take_along_axis(said, batch["label"][:, None], 1)[:, 0]
-        kept = jnp.where((batch["trusted"] > 0) | (own >= 0.5), 1.0, 0.0)
-        weights = {"given": jnp.ones_like(kept), "trusted": batch["trusted"] / batch["share"], "cleaned": kept}
+        each = log_likelihood(calibrated(y["mixture"], seen), batch, fixed).sum(1)
+        mixture = -(batch["weight"] * (log_likelihood(log_right, batch, matrix) + each)).mean()
+        penalty = noise_model.shared_penalty(y["noise"]) + mixture_penalty(y["mixture"])
+        mixture += penalty * batch["all"].mean()
+        matrix = fixed
+        likely = probably_right(design, y, logits, batch, matrix)
 
         logp = jax.nn.log_softmax(logits)
         aware = log_likelihood(logp, batch, matrix)
         plain = jnp.take_along_axis(logp, batch["label"][:, None, None, None], 3)[..., 0]
+        weights = {"given": 1.0, "trusted": (batch["trusted"] / batch["share"])[:, None], "cleaned": likely}
         rows = [
-            aware[:, j] if each.kind == "aware" else weights[each.kind][:, None] * plain[:, j]
+            aware[:, j] if each.kind == "aware" else weights[each.kind] * plain[:, j]
             for j, each in enumerate(design.candidates)
         ]
         trained_on = batch["weight"][:, None] * (batch["fold"][:, None] != jnp.arange(design.folds))
         loss = -(jnp.stack(rows, 1) * trained_on[:, None]).mean(0).sum() * design.folds / (design.folds - 1)
 
-        final = jax.nn.log_softmax(design.model.apply(y["final"], batch["input"]))
-        final = jnp.take_along_axis(final, batch["label"][:, None], 1)[:, 0]
-        return loss + mixture - (batch["weight"] * weights[design.final.kind] * final).mean() + decay(design, y)
+        said = noise_model.posterior(jnp.exp(lax_stop(log_right)), batch["label"], lax_stop(matrix))
+        kept = jnp.where(batch["trusted"] > 0, 1.0, at(said, batch["label"]) >= 0.5)
+        final = at(jax.nn.log_softmax(design.model.apply(y["final"], batch["input"])), batch["label"])
+        return loss + mixture - (batch["weight"] * kept * final).mean() + decay(design, y)
 
     return Problem(upper, lower, lambda key: start(design, key), private_x=True)
 
@@ -192,6 +207,32 @@ def problem(design: Design) -> Problem:
 def lax_stop(tree: Any) -> Any:
     """The same values, through which no gradient passes."""
     return jax.lax.stop_gradient(tree)
+
+
+def at(table: Array, labels: Array) -> Array:
+    """The entry of every row at its label."""
+    return jnp.take_along_axis(table, labels[:, None], 1)[:, 0]
+
+
+def probably_right(design: Design, y: Any, logits: Array, batch: Any, matrix: Array) -> Array:
+    """For every row and fold, whether the models that leave out this fold find the label right: (rows, folds).
+
+    The row may have trained them, but no row of the fold has: what is said of the fold stays out of fold.
+    """
+    chosen = [j for j, each in enumerate(design.candidates) if each.kind != "cleaned"]
+    mixture = {name: v[jnp.array(chosen)] if v.ndim else v for name, v in y["mixture"].items()}
+    logits, mixture, matrix = lax_stop((logits[:, jnp.array(chosen)], mixture, matrix))
+
+    def of_one(logits: Array) -> Array:
+        said = noise_model.posterior(jnp.exp(mixed(mixture, logits)), batch["label"], matrix)
+        return jnp.where(batch["trusted"] > 0, 1.0, at(said, batch["label"]) >= 0.5)
+
+    return jax.vmap(of_one, 2, 1)(logits)
+
+
+def lax_stop_but(tree: dict[str, Any], *names: str) -> dict[str, Any]:
+    """The same values, of which only those of these names pass a gradient."""
+    return {name: value if name in names else lax_stop(value) for name, value in tree.items()}
 
 
 def decay(design: Design, y: Any) -> Array:
@@ -205,7 +246,7 @@ def decay(design: Design, y: Any) -> Array:
     if design.networks:
         below, above = y["networks"]
         total += of(below["w"], design.networks, 1) + of(above["w"], design.networks, 0)
-    return total + sum(design.final.l2 / 2 * jnp.sum(layer["w"] ** 2) for layer in y["final"])
+    return total + sum(design.final / 2 * jnp.sum(layer["w"] ** 2) for layer in y["final"])
 
 
 def label_errors(
@@ -261,19 +302,55 @@ def label_errors(
 
 def say(design: Design, x: Any, y: Any, inputs: np.ndarray, labels: np.ndarray, fold: np.ndarray) -> Said:
     """What a client knows of its own rows after a run, with its own x; nothing of this is sent."""
-    each, right, after = [], [], []
-    for first in range(0, len(labels), 2000):
-        some = slice(first, first + 2000)
-        parts = _say(design, x, y, jnp.asarray(inputs[some]), jnp.asarray(labels[some]), jnp.asarray(fold[some]))
-        for one, many in zip(parts, (right, after, each), strict=True):
-            many.append(np.asarray(one))
-    return Said(*(np.concatenate(many) for many in (right, after, each)))
+    say_of_some = lambda *rows: _say(design, x, y, *rows)
+    return Said(*in_chunks(say_of_some, inputs, labels, fold))
+
+
+def says(design: Design, y: Any, kind: Kind, inputs: np.ndarray, fold: np.ndarray) -> np.ndarray:
+    """The probabilities of the first candidate of a kind, by models that were not trained on the rows."""
+    j = [each.kind for each in design.candidates].index(kind)
+    return in_chunks(lambda *rows: (_says(design, y, *rows)[:, j],), inputs, fold)[0]
+
+
+def profile(
+    design: Design, x: Any, y: Any, inputs: np.ndarray, labels: np.ndarray, fold: np.ndarray, trusted: np.ndarray
+) -> np.ndarray:
+    """The log-likelihood of a client's labels if there were more or less noise (:data:`SHIFTS` of its logit) and the
+    models were more or less sure (:data:`SHARPER`): (shifts, sharper). The sum over clients says whether noise can be
+    told from models that are not sure.
+    """
+    return in_chunks(lambda *rows: (_profile(design, x, y, *rows),), inputs, labels, fold, trusted)[0].sum(0)
+
+
+SHIFTS = np.linspace(-4, 4, 33)
+SHARPER = np.linspace(-1.5, 1.5, 13)
+
+
+def in_chunks(function: Callable[..., Any], *rows: np.ndarray, size: int = 2000) -> list[np.ndarray]:
+    """A function of rows that returns several arrays, for some rows at a time."""
+    some = [function(*(jnp.asarray(a[n : n + size]) for a in rows)) for n in range(0, len(rows[0]), size)]
+    return [np.concatenate([np.asarray(part) for part in parts]) for parts in zip(*some, strict=True)]
 
 
 @partial(jax.jit, static_argnums=0)
-def _say(design: Design, x: Any, y: Any, inputs: Array, labels: Array, fold: Array) -> tuple[Array, Array, Array]:
-    logits = of_fold(candidate_logits(design, y, inputs), fold)
-    right = jnp.exp(mixed(y["mixture"], logits))
-    matrix = noise_model.transition(x, y["noise"])
-    scaled = logits * jnp.exp(y["mixture"]["scale"])[:, None]
-    return right, noise_model.posterior(right, labels, matrix), jax.nn.softmax(scaled)
+def _say(design: Design, x: Any, y: Any, inputs: Array, labels: Array, fold: Array) -> tuple[Array, Array]:
+    right = jnp.exp(mixed(y["mixture"], of_fold(candidate_logits(design, y, inputs), fold)))
+    return right, noise_model.posterior(right, labels, noise_model.transition(x, y["noise"]))
+
+
+@partial(jax.jit, static_argnums=0)
+def _says(design: Design, y: Any, inputs: Array, fold: Array) -> Array:
+    return jnp.exp(calibrated(y["mixture"], of_fold(candidate_logits(design, y, inputs), fold)))
+
+
+@partial(jax.jit, static_argnums=0)
+def _profile(design: Design, x: Any, y: Any, inputs: Array, labels: Array, fold: Array, trusted: Array) -> Array:
+    log_right = mixed(y["mixture"], of_fold(candidate_logits(design, y, inputs), fold))
+    batch = {"label": labels, "trusted": trusted}
+
+    def of_one(shift: Array, sharper: Array) -> Array:
+        matrix = noise_model.transition({"level": x["level"] + shift}, y["noise"])
+        return log_likelihood(jax.nn.log_softmax(jnp.exp(sharper) * log_right), batch, matrix).sum()
+
+    shifts, sharper = jnp.asarray(SHIFTS, log_right.dtype), jnp.asarray(SHARPER, log_right.dtype)
+    return jax.lax.map(lambda shift: jax.lax.map(partial(of_one, shift), sharper), shifts)[None]

@@ -17,7 +17,7 @@ Array = jax.Array
 MOST_CLASSES = 30  # with a matrix S; with more classes, wrong labels are spread evenly
 START = -1.5  # the first common level, as a logit
 SPEED = 4.0  # the shared part moves this many times faster than its numbers, which stay small
-OWN, RATE, FLIP = 1.0, 0.5, 1.5
+OWN, RATE, FLIP = 1.0, 0.3, 1.5
 """Prior deviations of a client's level, of the rate of a class, and of the logits of S."""
 
 

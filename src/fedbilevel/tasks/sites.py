@@ -71,7 +71,7 @@ class Judged(NamedTuple):
     """What a site finds out about the labels of its own rows, in their order; nothing of this is sent.
 
     Args:
-        trusted: which labels were taken to be right.
+        trusted: which labels somebody has checked, so they are right.
         issue: which labels are probably wrong.
         quality: the score to rank by, from 0 to 1: low for labels that are probably wrong.
         predicted: the most likely class, by models that were not trained on the row.
