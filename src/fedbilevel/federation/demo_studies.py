@@ -14,6 +14,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from fedbilevel.cleaning.effort import DEFAULT
 from fedbilevel.data import heart_disease
 from fedbilevel.errors import Names
 from fedbilevel.federation.suspects import SUSPECTS
@@ -86,7 +87,7 @@ def clean(folder: Path) -> Study:
         f"The four hospitals of the UCI heart disease data. {TRUSTED:.0%} of the labels are trusted; of the others, "
     )
     about += f"{WRONG:.0%} were made wrong ({PLANTED} has the truth, the sites do not)."
-    return Study(study, sites, about, 150, ["--id", "patient", "--share-counts"], _found)
+    return Study(study, sites, about, DEFAULT.rounds, ["--id", "patient", "--share-counts"], _found)
 
 
 STUDIES: Names[Callable[[Path], Study]] = Names("demo", {"regularization": regularization, "clean": clean})

@@ -85,7 +85,7 @@ def _found(given: study.Study, settings: Settings, examples: Examples) -> str:
         words += f" There is no column {settings.columns.get(column, column)}, so no label counts as trusted."
     elif examples.trusted is not None and 0 < examples.trusted.sum() < least:
         words += f" Only {examples.trusted.sum()} labels are trusted, and this site sends no number about fewer than "
-        words += f"{least} rows, so none counts as trusted."
+        words += f"{least} rows, so these train like all others."
     return words
 
 
