@@ -253,6 +253,8 @@ def test_a_coordinator_cannot_ask_for_one_number_after_the_other(
     assert suspects.once(again.folder, digest(wanted.text), "r", {f"{suspects.NAME}0": np.asarray(33)}) == {
         name: int(count) for name, count in answers[0][1].items()
     }
+    (tmp_path / suspects.TOLD).write_text("[]")  # damaged
+    assert suspects.once(tmp_path, digest(wanted.text), "r", {f"{suspects.NAME}0": np.asarray(33)}) == {}
     nan = {k: np.full_like(a, np.nan) if "linear" in k else a for k, a in public.items()}
     header, arrays = decode(worker.handle(encode({"action": "finish", "round": ROUNDS}, nan)))
     assert "NaN" in header["error"]

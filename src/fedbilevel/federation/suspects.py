@@ -102,13 +102,16 @@ def once(folder: Path, study: str, run: str, told: Mapping[str, np.ndarray]) -> 
         told: the numbers.
     """
     path, known = folder / TOLD, {}
-    if path.exists():
-        known = json.loads(path.read_text())  # a damaged file is an error: nothing is told
-    if study not in known:
-        known[study] = {"run": run, "counts": {name: int(count) for name, count in told.items()}}
-        write_atomically(path, json.dumps(known).encode())
-    before = known[study]
-    return {name: np.asarray(count) for name, count in before["counts"].items()} if before["run"] == run else {}
+    try:
+        if path.exists():
+            known = json.loads(path.read_text())
+        before = known.get(study)
+        if before is None:
+            known[study] = before = {"run": run, "counts": {name: int(count) for name, count in told.items()}}
+            write_atomically(path, json.dumps(known).encode())
+        return {name: np.asarray(count) for name, count in before["counts"].items()} if before["run"] == run else {}
+    except (ValueError, TypeError, KeyError, AttributeError):  # who knows what was told before
+        return {}
 
 
 def received(arrays: Mapping[str, np.ndarray], schema: Schema, rows: int) -> dict[str, int]:
