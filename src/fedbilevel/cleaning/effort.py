@@ -30,7 +30,9 @@ DEFAULT = Effort(rounds=100, step=0.03, folds=5, most=10)
 THOROUGH = Effort(rounds=150, step=0.02, folds=10, most=45)
 
 LINEAR = (Candidate("aware", 3e-2), Candidate("given", 3e-2), Candidate("cleaned", 1e-2))
-TRUSTED = Candidate("trusted", 1e-2)
+TRUSTED = (Candidate("trusted", 1e-2),)
+NOTHING_TRUSTED = (Candidate("given", 1e-1), Candidate("given", 3e-1))
+"""What is tried in addition if there are trusted rows, and if there are none: models of the labels as they are."""
 NETWORKS = (Candidate("aware", 3e-2),)
 MORE = (
     ("networks", Candidate("aware", 1e-2)),
@@ -48,7 +50,7 @@ TRIED_BY_DEFAULT = 3
 
 def design_of(features: int, classes: int, trusted: bool, effort: Effort) -> Design:
     """The candidates of a search: as many as its cost allows."""
-    linear = (*LINEAR, TRUSTED) if trusted else LINEAR
+    linear = (*LINEAR, *(TRUSTED if trusted else NOTHING_TRUSTED))
     design = Design(features, classes, linear, NETWORKS, folds=effort.folds)
     for kind, candidate in MORE if effort.most > DEFAULT.most else MORE[:TRIED_BY_DEFAULT]:
         larger = design._replace(**{kind: (*getattr(design, kind), candidate)})

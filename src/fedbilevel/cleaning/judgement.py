@@ -8,9 +8,10 @@ from fedbilevel.cleaning.findings import Noise, Score
 from fedbilevel.tasks.label_errors import SHIFTS, Said
 
 Array = np.ndarray
-WIDEST = 0.25
-"""The widest 95 % interval of the share of wrong labels with which labels are called wrong; with a wider one they are
-only ranked."""
+WIDEST, WIDEST_UNTRUSTED = 0.25, 0.1
+"""The widest 95 % interval of the share of wrong labels with which labels are called wrong, with trusted rows and
+without; with a wider one they are only ranked. Without trusted rows the interval is too narrow, because errors of the
+models count only as far as these are too sure or not sure enough."""
 HALF = 1.92  # half of the 95 % quantile of chi-squared with one degree of freedom
 
 
@@ -20,10 +21,9 @@ class Interval(NamedTuple):
     low: float
     high: float
 
-    @property
-    def identified(self) -> bool:
-        """Whether the share can be told from the data."""
-        return self.high - self.low <= WIDEST
+    def identified(self, trusted: bool) -> bool:
+        """Whether the share can be told from the data, in which some rows are trusted or none."""
+        return self.high - self.low <= (WIDEST if trusted else WIDEST_UNTRUSTED)
 
 
 def interval(profile: Array, level: float) -> Interval:
@@ -74,3 +74,12 @@ def score(probabilities: Array, labels: Array) -> Score:
 def at(table: Array, labels: Array) -> Array:
     """The entry of every row at its label."""
     return np.take_along_axis(table, labels[:, None].astype(int), 1)[:, 0]
+
+
+def halfway(one: Array, other: Array) -> Array:
+    """The probabilities whose odds are the geometric means of those of two others: what the inputs say of the label,
+    and what the noise model adds. Each ranks better where the other one errs.
+    """
+    odds = lambda p: np.clip(p, 1e-7, 1 - 1e-7) / (1 - np.clip(p, 1e-7, 1 - 1e-7))
+    both = np.sqrt(odds(np.asarray(one, float)) * odds(np.asarray(other, float)))
+    return both / (1 + both)

@@ -10,7 +10,7 @@ import numpy as np
 from fedbilevel.algorithms import Alternating
 from fedbilevel.cleaning.effort import DEFAULT, FEDAVG_ROUNDS, THOROUGH, Effort, design_of, folds_of
 from fedbilevel.cleaning.findings import Exchanged, FinalModel, Findings, Score
-from fedbilevel.cleaning.judgement import Interval, at, interval, noise_of, score, with_interval
+from fedbilevel.cleaning.judgement import Interval, at, halfway, interval, noise_of, score, with_interval
 from fedbilevel.cleaning.scaling import Scale, Sums
 from fedbilevel.core.schedules import constant
 from fedbilevel.errors import FedbilevelError
@@ -79,26 +79,30 @@ def clean_arrays(
     x, y = result.x, result.y
     own = [jax.tree.map(lambda a, m=m: a[m], x) for m in range(len(owned))]
     said = [say(design, own[m], y, table[rows], labels[rows], fold[rows]) for m, rows in enumerate(owned)]
-    matrices = [np.asarray(transition(each, y["noise"])) for each in own]
+    matrices = [np.asarray(transition(each, y["noise"], number)) for each in own]
     noise = [noise_of(names[m], said[m], labels[rows], sure[rows], matrices[m]) for m, rows in enumerate(owned)]
     likelihoods = [
         profile(design, own[m], y, table[rows], labels[rows], fold[rows], sure[rows]) for m, rows in enumerate(owned)
     ]
     level = sum(each.level * each.rows for each in noise) / max(1, sum(each.rows for each in noise))
     overall = interval(np.sum(likelihoods, 0), level)
+    identified = overall.identified(bool(sure.any()))
 
     order = np.argsort(np.concatenate(owned))
     together = Said(*(np.concatenate(parts)[order] for parts in zip(*said, strict=True)))
     wrong = np.where(sure, 0.0, 1 - at(together.posterior, labels))
+    quality = at(together.right, labels)
+    if sure.any() and identified:
+        quality = halfway(quality, 1 - wrong)
     return Findings(
         wrong=wrong,
-        quality=np.where(sure, 1.0, at(together.right, labels)),
+        quality=np.where(sure, 1.0, quality),
         predicted=together.right.argmax(1),
-        issue=(wrong > 0.5) & overall.identified,
+        issue=(wrong > 0.5) & identified,
         probabilities=together.right,
         noise=[with_interval(each, overall, level) for each in noise],
-        identified=overall.identified,
-        warning=_warning(bool(sure.any()), overall),
+        identified=identified,
+        warning=_warning(bool(sure.any()), identified, overall),
         model=FinalModel(design, y["final"], scale),
         given=_of_kind(design, y, "given", table, labels, fold, sure),
         cleaned=_of_kind(design, y, "cleaned", table, labels, fold, sure),
@@ -156,9 +160,9 @@ def _of_kind(design: Design, y: Any, kind: Kind, table: Array, labels: Array, fo
     return score(says(design, y, kind, table[sure], fold[sure]), labels[sure]) if sure.any() else None
 
 
-def _warning(trusted: bool, overall: Interval) -> str:
+def _warning(trusted: bool, identified: bool, overall: Interval) -> str:
     sentences = [] if trusted else [NOTHING_TRUSTED]
-    if not overall.identified:
+    if not identified:
         sentences.append(NOT_IDENTIFIED.format(low=overall.low, high=overall.high))
     return " ".join(sentences)
 

@@ -94,7 +94,7 @@ class Said(NamedTuple):
 def start(design: Design, key: Array) -> tuple[Any, Any]:
     """The first x and y."""
     features, classes, folds, hidden = design.features, design.classes, design.folds, design.hidden
-    own, shared = noise_model.start(classes)
+    own, shared = noise_model.start(classes, by_class=any(each.kind == "trusted" for each in design.linear))
     of_linear, of_networks = ((len(some), folds) for some in (design.linear, design.networks))
     first, second, last = jax.random.split(key, 3)
     # The noise is first learned from what trusted rows alone say: they cannot explain wrong labels by the inputs.
@@ -166,7 +166,7 @@ def problem(design: Design) -> Problem:
 
     def upper(x: Any, y: Any, batch: Any) -> Array:
         log_right = mixed(y["mixture"], of_fold(candidate_logits(design, y, batch["input"]), batch["fold"]))
-        matrix = noise_model.transition(x, y["noise"])
+        matrix = noise_model.transition(x, y["noise"], design.classes)
         return (
             -(batch["weight"] * log_likelihood(log_right, batch, matrix)).mean()
             + noise_model.own_penalty(x) * batch["own"].mean()
@@ -176,8 +176,8 @@ def problem(design: Design) -> Problem:
         logits = candidate_logits(design, y, batch["input"])
         seen = lax_stop(of_fold(logits, batch["fold"]))
         log_right = mixed(lax_stop_but(y["mixture"], "weight", "sharp"), seen)
-        fixed = noise_model.transition(x, lax_stop(y["noise"]))
-        matrix = noise_model.transition(x, y["noise"])
+        fixed = noise_model.transition(x, lax_stop(y["noise"]), design.classes)
+        matrix = noise_model.transition(x, y["noise"], design.classes)
         each = log_likelihood(calibrated(y["mixture"], seen), batch, fixed).sum(1)
         mixture = -(batch["weight"] * (log_likelihood(log_right, batch, matrix) + each)).mean()
         penalty = noise_model.shared_penalty(y["noise"]) + mixture_penalty(y["mixture"])
@@ -335,7 +335,7 @@ def in_chunks(function: Callable[..., Any], *rows: np.ndarray, size: int = 2000)
 @partial(jax.jit, static_argnums=0)
 def _say(design: Design, x: Any, y: Any, inputs: Array, labels: Array, fold: Array) -> tuple[Array, Array]:
     right = jnp.exp(mixed(y["mixture"], of_fold(candidate_logits(design, y, inputs), fold)))
-    return right, noise_model.posterior(right, labels, noise_model.transition(x, y["noise"]))
+    return right, noise_model.posterior(right, labels, noise_model.transition(x, y["noise"], design.classes))
 
 
 @partial(jax.jit, static_argnums=0)
@@ -349,7 +349,7 @@ def _profile(design: Design, x: Any, y: Any, inputs: Array, labels: Array, fold:
     batch = {"label": labels, "trusted": trusted}
 
     def of_one(shift: Array, sharper: Array) -> Array:
-        matrix = noise_model.transition({"level": x["level"] + shift}, y["noise"])
+        matrix = noise_model.transition({"level": x["level"] + shift}, y["noise"], design.classes)
         return log_likelihood(jax.nn.log_softmax(jnp.exp(sharper) * log_right), batch, matrix).sum()
 
     shifts, sharper = jnp.asarray(SHIFTS, log_right.dtype), jnp.asarray(SHARPER, log_right.dtype)

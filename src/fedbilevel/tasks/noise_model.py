@@ -21,21 +21,24 @@ OWN, RATE, FLIP = 1.0, 0.3, 1.5
 """Prior deviations of a client's level, of the rate of a class, and of the logits of S."""
 
 
-def start(classes: int) -> tuple[dict[str, Array], dict[str, Array]]:
-    """The first noise model: what is a client's own, and what is shared."""
-    shared = {"level": jnp.asarray(START / SPEED), "rate": jnp.zeros(classes)}
-    if 2 < classes <= MOST_CLASSES:
+def start(classes: int, by_class: bool) -> tuple[dict[str, Array], dict[str, Array]]:
+    """The first noise model: what is a client's own, and what is shared; with or without differences between classes,
+    which only trusted rows can tell from differences between what classes look like.
+    """
+    shared = {"level": jnp.asarray(START / SPEED)}
+    if by_class:
+        shared["rate"] = jnp.zeros(classes)
+    if by_class and 2 < classes <= MOST_CLASSES:
         shared["flip"] = jnp.zeros((classes, classes))
     return {"level": jnp.asarray(0.0)}, shared
 
 
-def transition(own: Any, shared: Any) -> Array:
+def transition(own: Any, shared: Any, classes: int) -> Array:
     """T, a row for each right class and a column for each given label."""
-    classes = shared["rate"].shape[0]
     shared = jax.tree.map(lambda a: SPEED * a, shared)
-    wrong = jax.nn.sigmoid(shared["level"] + own["level"] + shared["rate"])[:, None]
+    rate, flip = shared.get("rate", jnp.zeros(classes)), shared.get("flip", jnp.zeros((classes, classes)))
+    wrong = jax.nn.sigmoid(shared["level"] + own["level"] + rate)[:, None]
     same = jnp.eye(classes, dtype=bool)
-    flip = shared.get("flip", jnp.zeros((classes, classes)))
     spread = jax.nn.softmax(jnp.where(same, -jnp.inf, flip), 1)
     return jnp.where(same, 1 - wrong, wrong * spread)
 
@@ -61,5 +64,5 @@ def own_penalty(own: Any) -> Array:
 def shared_penalty(shared: Any) -> Array:
     """Minus the log of the prior of the shared part."""
     shared = jax.tree.map(lambda a: SPEED * a, shared)
-    flips = jnp.sum(shared["flip"] ** 2) / (2 * FLIP**2) if "flip" in shared else 0.0
-    return jnp.sum(shared["rate"] ** 2) / (2 * RATE**2) + flips
+    of = lambda name, deviation: jnp.sum(shared[name] ** 2) / (2 * deviation**2) if name in shared else 0.0
+    return jnp.asarray(of("rate", RATE) + of("flip", FLIP))
