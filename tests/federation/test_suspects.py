@@ -17,7 +17,7 @@ from test_sites import REFUSED, Sites, named, why, write
 
 import fedbilevel as fb
 from admission import admitted, created
-from fedbilevel.cleaning.sites import Options, facts_of_site, folds_of_site, judge, trusted_rows
+from fedbilevel.cleaning.sites import Options, facts_of_site, folds_of_site, judge, task, trusted_rows
 from fedbilevel.engines.messaging.protocol import unpack
 from fedbilevel.federation import join, schema, suspects
 from fedbilevel.federation.cli.following import suspects_of
@@ -103,7 +103,7 @@ def test_lists_are_those_of_the_simulator(played: tuple[Cleaning, Study, Any, An
     known = {**facts, "clients": np.asarray(3)}
     built = [wanted.build(worker.examples, facts, 3) for worker in sites.workers]
     own = [site_task(each, 0, own=True) for each in built]
-    plain = [{part: {k: a[:] for k, a in columns.items()} for part, columns in task.clients[0].items()} for task in own]
+    plain = [{part: {k: a[:] for k, a in columns.items()} for part, columns in one.clients[0].items()} for one in own]
     everybody = fb.Task(own[0].problem, plain, batch_size=None, weights="size")
     expected = fb.solve(everybody, built[0].algorithm, rounds=ROUNDS, seed=0, metrics=False)
     _, y = engine.solution(state)
@@ -317,11 +317,11 @@ def test_gradients_of_a_crafted_model_are_not_about_few_rows(tmp_path: Path) -> 
     for least in (1, 10):
         examples = load(table, wanted.schema, {}, "north secret", least)
         facts = wanted.summarize(examples)
-        task = wanted.build(examples, facts).task
-        x, y = (v.tree for v in task.problem.start(jax.random.key(0)))
-        batch = {name: jnp.asarray(a[:]) for name, a in task.clients[0]["train"].items()}
-        slope = lambda b, x=x, y=y, batch=batch, task=task: jax.grad(
-            lambda b: task.problem.lower(x, {**y, "linear": {**y["linear"], "b": b}}, batch)
+        made = wanted.build(examples, facts).task
+        x, y = (v.tree for v in made.problem.start(jax.random.key(0)))
+        batch = {name: jnp.asarray(a[:]) for name, a in made.clients[0]["train"].items()}
+        slope = lambda b, x=x, y=y, batch=batch, made=made: jax.grad(
+            lambda b: made.problem.lower(x, {**y, "linear": {**y["linear"], "b": b}}, batch)
         )(b)
         zero, first = y["linear"]["b"], jnp.array([1.0, 0.0])
         sure = [np.asarray(slope(zero + sign * 30 * first), float)[..., 0] for sign in (1, -1)]
@@ -412,6 +412,26 @@ def test_odd_sites_take_part(tmp_path: Path) -> None:
     assert "of 120 labels" in suspects.summary(tmp_path / "east" / "runs" / "r")
     assert len(sites.found("south")) == 12
     assert {row["trusted"] for row in sites.found("east")} == {"False"}
+
+
+def test_without_trusted_rows_anywhere_a_site_is_told_so() -> None:
+    """Before any training, nothing tells how many labels are wrong: all are ranked, and none is called wrong."""
+    rows = example(60, 0, 10)
+    facts = facts_of_site(rows)
+    x, y = (v.tree for v in task(rows, facts, hidden=2).problem.start(jax.random.key(0)))
+    found = judge(rows, facts, x, y, hidden=2)
+    assert "No site has trusted rows" in found.remark
+    assert "cannot be told from these rows" in found.remark
+    assert not found.issue.any()
+    assert suspects.sentence(found).startswith("0 of 60 labels are probably wrong. No site has")
+    # With trusted rows of others, labels are called wrong; those that this site has checked are not, even if few.
+    some = example(60, 4, 10)
+    known = {**facts, "sum trusted": np.asarray(40)}
+    x, y = (v.tree for v in task(some, known, hidden=2).problem.start(jax.random.key(0)))
+    found = judge(some, known, {"level": x["level"] + 20.0}, y, hidden=2)
+    assert found.issue.sum() == 56
+    assert not found.issue[found.trusted].any()
+    assert found.remark == ""
 
 
 def test_the_column_of_trusted_rows_is_the_sites_own(tmp_path: Path) -> None:

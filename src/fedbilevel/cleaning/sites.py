@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.cleaning.effort import DEFAULT, THOROUGH, Effort, design_of
-from fedbilevel.cleaning.judgement import at, interval
+from fedbilevel.cleaning.judgement import at, halfway, interval
 from fedbilevel.cleaning.scaling import MOST
 from fedbilevel.core.presentation import Presentation, Suggestion
 from fedbilevel.core.schedules import constant
@@ -167,9 +167,12 @@ def judge(
     remarks, identified = [], True
     if not facts["sum trusted"] > 0 and not checked.all():
         share = interval(profile(design, x, y, inputs, labels, fold, trusted), float(wrong[~checked].mean()))
-        identified = share.identified
+        identified = share.identified(trusted=False)
         remarks = [NOTHING_TRUSTED] + ([] if identified else [NOT_IDENTIFIED.format(low=share.low, high=share.high)])
-    quality = np.where(checked, 1.0, at(said.right.astype(float), labels))
+    quality = at(said.right.astype(float), labels)
+    if facts["sum trusted"] > 0:
+        quality = halfway(quality, 1 - wrong)
+    quality = np.where(checked, 1.0, quality)
     return Judged(checked, (wrong > 0.5) & identified, quality, said.right.argmax(1), wrong, " ".join(remarks))
 
 
