@@ -209,5 +209,5 @@ def _arrays(tree: Tree) -> Tree:
     return jax.tree.map(jnp.asarray, tree)
 
 
-SITE_TASK = SiteTask(facts_of_site, task, bounds, parts, judge)
+SITE_TASK = SiteTask(facts_of_site, task, bounds, parts=parts, judge=judge)
 """The task ``label-errors`` of a federation."""
