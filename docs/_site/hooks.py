@@ -33,7 +33,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Insert the help of the command line, and point links into other folders at the pages of the site."""
-    markdown = markdown.replace("](../reproduction/", "](reproduction/")
+    markdown = markdown.replace("](../reproduction/", "](reproduction/").replace("](../docs/", "](../")
     return markdown.replace(COMMANDS, commands()) if COMMANDS in markdown else markdown
 
 

@@ -105,3 +105,5 @@ def _show_reproduced(done: reproduction.Reproduced) -> None:
                 markup=False,
             )
     console.print(f"[bold]Verdict: {reproduction.verdict(done)}[/bold]", highlight=False)
+    for name, words in reproduction.headline(done).items():
+        console.print(f"  {name}: {words}", highlight=False, markup=False)

@@ -119,9 +119,9 @@ def _compute(folder: Path, sites: list[str]) -> None:
             unable = {*known.get("unable", ()), *(sites[m] for m in post.absent)}
             place.note(refused={**known.get("refused", {}), **refused}, unable=sorted(unable))
         if len(agreed) < quorum:
-            said = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+            said = "; ".join(f"{name}: {reason.removesuffix('.')}" for name, reason in refused.items())
             kind = NoQuorum if len(agreed) + len(post.absent) >= quorum else FedbilevelError
-            raise kind(f"too few parties can take part. {said}")
+            raise kind(f"too few parties can take part. {said}.")
         return agreed
 
     place.enter("setting up", sites=sites, there=sorted(transport.there))

@@ -8,17 +8,18 @@ their curves and the file.
 Imports runs, report and the folders above them; only cli imports it.
 """
 
-from fedbilevel.reproduction.claims import judged, verdict
 from fedbilevel.reproduction.curves import Reproduced
 from fedbilevel.reproduction.curves import read as read_curves
 from fedbilevel.reproduction.files import PARAMETERS, check, names, read
 from fedbilevel.reproduction.page import table, write
 from fedbilevel.reproduction.runs import run, search
+from fedbilevel.reproduction.verdicts import headline, judged, verdict
 
 __all__ = [
     "PARAMETERS",
     "Reproduced",
     "check",
+    "headline",
     "judged",
     "names",
     "read",

@@ -1,47 +1,70 @@
-"""Which claims of a paper hold in our runs, and the verdict that follows from them."""
+"""Which claims of a paper hold in our runs, under which conditions."""
 
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from fedbilevel.reproduction import decisions
 from fedbilevel.reproduction.curves import Reproduced, ending
-from fedbilevel.reproduction.files import PARAMETERS, Claim, Method, Panel, ResultColumn
+from fedbilevel.reproduction.decisions import Interval, Outcome, better, finished, together
+from fedbilevel.reproduction.files import Claim, Method, Panel, ResultColumn
 
 ACROSS = ("best", "spread", "trend", "approach")
 """Kinds of claims that compare conditions."""
-ALONE = ("near", "bound")
-"""Kinds of claims that compare nothing with each other."""
+
+Numbers = Mapping[int, float]  # by seed; NaN where a run diverged
+Part = tuple[Outcome, str]  # of a statement, and a note on it
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A claim under one condition, or one that compares conditions: its outcome, and the numbers it follows from."""
+
+    condition: str
+    outcome: Outcome
+    numbers: str
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim, whether it holds, and the numbers it was judged by; ``partly``: it holds under those of its conditions
-    that were run.
-    """
+    """A claim and its statements."""
 
     claim: Claim
-    holds: bool
-    numbers: str
-    partly: bool = False
+    statements: Sequence[Statement]
+
+    @property
+    def outcome(self) -> Outcome:
+        """The outcome of the whole claim."""
+        return together(each.outcome for each in self.statements)
+
+    def under(self, outcome: Outcome) -> str:
+        """The conditions with this outcome, "" if there is no other."""
+        if len({each.outcome for each in self.statements}) == 1:
+            return ""
+        return ", ".join(each.condition for each in self.statements if each.outcome == outcome)
 
     @property
     def word(self) -> str:
         """The answer in words."""
-        return "holds" if self.holds else "holds where it was run" if self.partly else "does not hold"
+        counts = Counter(each.outcome for each in self.statements)
+        if len(counts) == 1:
+            return str(self.outcome)
+        parts = [f"{outcome} under {counts[outcome]}" for outcome in Outcome if counts[outcome]]
+        parts[0] += f" of {len(self.statements)} conditions"
+        return ", ".join(parts)
 
-
-def _number(text: str) -> tuple[float, float]:
-    """A printed number and its deviation.
-
-    >>> _number("97.12 ± 0.07"), _number("~2e-4")
-    ((97.12, 0.07), (0.0002, 0.0))
-    """
-    parts = [float(part) for part in re.findall(r"-?[\d.]+(?:e[+-]?\d+)?", text)]
-    return parts[0], parts[1] if len(parts) > 1 else 0.0
+    @property
+    def numbers(self) -> str:
+        """The numbers of all statements, each with its condition and, where they differ, its outcome."""
+        mixed = len({each.outcome for each in self.statements}) > 1
+        named = lambda each: f"{each.condition} ({each.outcome})" if mixed else each.condition
+        parts = [[named(each) if each.condition else "", each.numbers] for each in self.statements]
+        return "; ".join(": ".join(filter(None, part)) for part in parts)
 
 
 class Judge:
@@ -50,196 +73,234 @@ class Judge:
     def __init__(self, done: Reproduced, parameters: str) -> None:
         self.done, self.parameters = done, parameters
 
-    def method(self, label: str) -> Method:
+    def claim(self, claim: Claim) -> Judged:
+        judge = Judge(self.done, claim.parameters or self.parameters)
+        panels = [p for p in self.done.reproduction.panels if not claim.panels or p.title in claim.panels]
+        kind = getattr(judge, f"_{claim.kind}")
+        if claim.kind in ACROSS:
+            outcome, numbers = kind(claim, panels) if all(judge._ran(claim, p) for p in panels) else _NOT_RUN
+            return Judged(claim, [Statement("", outcome, numbers)])
+        parts = {p.title: kind(claim, p) if judge._ran(claim, p) else _NOT_RUN for p in panels}
+        return Judged(claim, [Statement(title, outcome, numbers) for title, (outcome, numbers) in parts.items()])
+
+    def _ran(self, claim: Claim, panel: Panel) -> bool:
+        return all(self.done.of(panel, self._method(label)) for label in claim.methods)
+
+    def _method(self, label: str) -> Method:
         rows = [method for method in self.done.reproduction.methods if method.label == label]
         return next((method for method in rows if method.parameters == self.parameters), rows[0])
 
-    def name(self, label: str) -> str:
+    def _name(self, label: str) -> str:
         """The name of a method, with its parameters if it only has rows with others."""
-        method = self.method(label)
+        method = self._method(label)
         return label if method.parameters == self.parameters else method.title
 
-    def panels(self, claim: Claim) -> list[Panel]:
-        return [p for p in self.done.reproduction.panels if not claim.panels or p.title in claim.panels]
-
-    def columns(self, claim: Claim) -> list[ResultColumn]:
+    def _columns(self, claim: Claim) -> list[ResultColumn]:
         columns = list(self.done.reproduction.columns)
+        if claim.target:
+            return [column for column in columns if column.title in claim.target]
         if claim.column:
             return [column for column in columns if column.title == claim.column]
         return columns if claim.kind == "near" else columns[-1:]
 
-    def claim(self, claim: Claim) -> Judged:
-        judge = Judge(self.done, claim.parameters or self.parameters)
-        panels = judge.panels(claim)
-        ran = [p for p in panels if all(self.done.of(p, judge.method(label)) for label in claim.methods)]
-        whole = len(ran) == len(panels) or not ran or claim.kind in ACROSS
-        asked = claim if whole else replace(claim, panels=[panel.title for panel in ran])
-        holds, numbers = getattr(judge, claim.kind)(asked)
-        if whole:
-            return Judged(claim, holds, "; ".join(numbers))
-        return Judged(claim, False, "; ".join([*numbers, "not run under the other conditions"]), partly=holds)
+    def _sign(self, claim: Claim) -> int:
+        return -1 if claim.target else self._columns(claim)[0].sign
 
-    def values(self, panel: Panel, label: str, column: ResultColumn, claim: Claim) -> np.ndarray:
-        """One number for each seed that everything compared has: methods under a condition, or conditions as well. NaN
-        where a run did not finish, even if its seed is not one of these.
-        """
-        if claim.kind in ALONE:
-            return self.done.values(panel, self.method(label), column, claim.over)
-        panels = self.panels(claim) if claim.kind in ACROSS else [panel]
-        ran = [{c.seed for c in self.done.of(p, self.method(each))} for p in panels for each in claim.methods]
-        common = set.intersection(*(seeds for seeds in ran if seeds)) if any(ran) else set()
-        return self.done.values(panel, self.method(label), column, claim.over, common)
+    def _numbers(self, claim: Claim, panel: Panel, label: str) -> Numbers:
+        """The number of every seed: of the column, or, with a ``target``, the distance from it."""
+        columns = self._columns(claim)
+        each = [self.done.values(panel, self._method(label), column, claim.over) for column in columns]
+        if not claim.target:
+            return each[-1]
+        return {
+            seed: sum(abs(of[seed] - claim.target[column.title]) for of, column in zip(each, columns, strict=True))
+            for seed in each[0]
+        }
 
-    def shown(self, panel: Panel, label: str, column: ResultColumn, value: float) -> str:
-        """A mean, or why there is none."""
-        ended = ending(self.done.of(panel, self.method(label)))
-        return ended.split(" in ")[0] if ended else column.shown(value)
+    def _shown(self, claim: Claim, panel: Panel, label: str) -> str:
+        """A method and its mean over all its seeds, or over those with which it did not diverge."""
+        ended = ending(self.done.of(panel, self._method(label))).split(",")[0]
+        numbers = finished(self._numbers(claim, panel, label))
+        value = self._columns(claim)[0].shown(float(np.mean([*numbers.values()]))) if numbers else ""
+        return f"{self._name(label)} {f'{ended} ({value} else)' if ended and value else ended or value}"
 
-    def near(self, claim: Claim) -> tuple[bool, list[str]]:
-        far, all_ = [], 0
-        for panel in self.panels(claim):
-            for label in claim.methods:
-                printed = self.done.reproduction.printed_of(label).get(panel.title, ())
-                for column, text in zip(self.done.reproduction.columns, printed, strict=False):
-                    if column not in self.columns(claim) or not text:
-                        continue
-                    paper, deviation = _number(text)
-                    ours = float(self.values(panel, label, column, claim).mean())
-                    all_ += 1
-                    if not abs(ours - paper) <= max(claim.points, deviation):
-                        numbers = f"{self.shown(panel, label, column, ours)} against {column.shown(paper)}"
-                        far.append(f"{_at(panel)}{self.name(label)}, {column.title}: {numbers}")
-        words = f"{all_ - len(far)} of {all_} are"
-        return all_ > 0 and not far, [f"{words}; not: {far[0]}", *far[1:]] if far else [words]
-
-    def order(self, claim: Claim) -> tuple[bool, list[str]]:
-        return self._compared(claim, lambda count: itertools.pairwise(range(count)))
-
-    def ahead(self, claim: Claim) -> tuple[bool, list[str]]:
-        return self._compared(claim, lambda count: ((0, other) for other in range(1, count)))
-
-    def _compared(self, claim: Claim, pairs: Callable[[int], Iterable[tuple[int, int]]]) -> tuple[bool, list[str]]:
-        """Whether, under every condition, the first of each pair of methods is better than the second."""
-        holds, numbers = True, []
-        (column,) = self.columns(claim)
-        for panel in self.panels(claim):
-            values = [self.values(panel, label, column, claim) for label in claim.methods]
-            better = [column.sign * (values[a] - values[b]) for a, b in pairs(len(values))]
-            here = all(_positive(difference - claim.points) for difference in better)
-            note = f" ({_lead(min(better, key=np.mean), column)})" if here else " (no)"
-            numbers.append(f"{_at(panel)}{self._listed(panel, claim, column, values)}{note}")
-            holds &= here
-        return holds, numbers
-
-    def _listed(self, panel: Panel, claim: Claim, column: ResultColumn, values: Sequence[np.ndarray]) -> str:
-        pairs = zip(claim.methods, values, strict=True)
-        return ", ".join(f"{self.name(label)} {self.shown(panel, label, column, some.mean())}" for label, some in pairs)
-
-    def level(self, claim: Claim) -> tuple[bool, list[str]]:
-        holds, numbers = True, []
-        (column,) = self.columns(claim)
-        for panel in self.panels(claim):
-            values = [self.values(panel, label, column, claim) for label in claim.methods]
-            here = all(abs(some.mean() - values[0].mean()) <= claim.points for some in values)
-            numbers.append(f"{_at(panel)}{self._listed(panel, claim, column, values)}{'' if here else ' (no)'}")
-            holds &= here
-        return holds, numbers
-
-    def best(self, claim: Claim) -> tuple[bool, list[str]]:
-        (column,) = self.columns(claim)
-        holds, numbers = True, []
+    def _near(self, claim: Claim, panel: Panel) -> Part:
+        parts: list[Part] = []
         for label in claim.methods:
-            values = [self.values(panel, label, column, claim) for panel in self.panels(claim)]
-            better = [_positive(column.sign * (values[0] - other)) for other in values[1:]]
-            holds &= bool(better) and all(better)
-            pairs = zip(self.panels(claim), values, strict=True)
-            shown = (f"{_at(panel)}{self.shown(panel, label, column, some.mean())}" for panel, some in pairs)
-            numbers.append(f"{self.name(label)}, {', '.join(shown)}")
-        return holds, numbers
+            printed = self.done.reproduction.printed_of(label).get(panel.title, ())
+            for column, text in zip(self.done.reproduction.columns, printed, strict=False):
+                if column not in self._columns(claim) or not text:
+                    continue
+                paper, deviation = _printed(text)
+                margin = max(claim.points, deviation)
+                numbers = self.done.values(panel, self._method(label), column)
+                ours = decisions.mean([*numbers.values()])
+                shown = ending(self.done.of(panel, self._method(label))).split(",")[0] or column.shown(ours.number)
+                words = f"{self._name(label)}, {column.title}: {shown} against {column.shown(paper)}"
+                parts.append((ours.within(paper - margin, paper + margin), words))
+        counts = Counter(outcome for outcome, _ in parts)
+        rest = [f"{words} ({outcome})" for outcome, words in parts if outcome != Outcome.HOLDS]
+        outcome = together(outcome for outcome, _ in parts) if parts else Outcome.FAILS
+        return outcome, "; ".join([f"{counts[Outcome.HOLDS]} of {len(parts)} are", *rest])
 
-    def bound(self, claim: Claim) -> tuple[bool, list[str]]:
-        holds, numbers = True, []
-        (column,) = self.columns(claim)
+    def _order(self, claim: Claim, panel: Panel) -> Part:
+        return self._compared(claim, panel, [*itertools.pairwise(claim.methods)])
+
+    def _ahead(self, claim: Claim, panel: Panel) -> Part:
+        return self._compared(claim, panel, [(claim.methods[0], other) for other in claim.methods[1:]])
+
+    def _compared(self, claim: Claim, panel: Panel, pairs: Sequence[tuple[str, str]]) -> Part:
+        """Whether the first of each pair of methods is better than the second; the closest pair is shown."""
+        numbers = {label: self._numbers(claim, panel, label) for label in claim.methods}
+        compared = [(b, *better(numbers[a], numbers[b], self._sign(claim), claim.points)) for a, b in pairs]
+        outcome, note = self._closest(compared, self._columns(claim)[0])
+        return outcome, f"{', '.join(self._shown(claim, panel, label) for label in claim.methods)}{note}"
+
+    def _closest(self, compared: Sequence[tuple[str, Outcome, Interval]], column: ResultColumn) -> Part:
+        """The outcome of comparisons with several others, and the one that decides it."""
+        if not compared:
+            return Outcome.UNDECIDED, ""
+        outcome = together(each for _, each, _ in compared)
+        deciding = [(label, lead) for label, each, lead in compared if each == outcome]
+        label, lead = min(deciding, key=lambda each: math.inf if math.isnan(each[1].number) else each[1].number)
+        if math.isnan(lead.number):
+            return outcome, ""
+        return outcome, f" ({lead.shown(column)}{f' against {label}' if len(compared) > 1 else ''})"
+
+    def _level(self, claim: Claim, panel: Panel) -> Part:
+        first, *others = (self._numbers(claim, panel, label) for label in claim.methods)
+        gaps = [
+            decisions.mean([first[seed] - other[seed] for seed in sorted(first.keys() & other.keys())])
+            for other in others
+        ]
+        outcome = together(gap.within(-claim.points, claim.points) for gap in gaps)
+        widest = max(gaps, key=lambda gap: abs(gap.number))
+        note = "" if math.isnan(widest.number) else f" ({widest.shown(self._columns(claim)[0])})"
+        return outcome, f"{', '.join(self._shown(claim, panel, label) for label in claim.methods)}{note}"
+
+    def _bound(self, claim: Claim, panel: Panel) -> Part:
         low = -math.inf if claim.least is None else claim.least
         high = math.inf if claim.most is None else claim.most
-        for panel in self.panels(claim):
-            for label in claim.methods:
-                value = float(self.values(panel, label, column, claim).mean())
-                holds &= low <= value <= high
-                numbers.append(f"{_at(panel)}{self.name(label)} {self.shown(panel, label, column, value)}")
-        return holds, numbers
-
-    def spread(self, claim: Claim) -> tuple[bool, list[str]]:
-        (column,) = self.columns(claim)
-        spreads, numbers = [], []
+        parts = []
         for label in claim.methods:
-            values = [float(self.values(panel, label, column, claim).mean()) for panel in self.panels(claim)]
-            runs = [self.done.of(panel, self.method(label)) for panel in self.panels(claim)]
-            ran = all(runs)
-            diverges = ran and any(map(ending, runs))  # then it varies most; without runs nothing is known
-            spreads.append(math.inf if diverges else max(values) - min(values) if ran else math.nan)
-            shown = "diverges" if diverges else column.shown(spreads[-1]) if ran else "not run"
-            numbers.append(f"{self.name(label)} {shown}")
-        return all(spreads[0] < other for other in spreads[1:]), numbers
+            ours = decisions.mean([*self._numbers(claim, panel, label).values()])
+            column = self._columns(claim)[0]
+            note = "" if math.isinf(ours.high) else f" [{column.shown(ours.low)}, {column.shown(ours.high)}]"
+            parts.append((ours.within(low, high), f"{self._shown(claim, panel, label)}{note}"))
+        return together(outcome for outcome, _ in parts), ", ".join(words for _, words in parts)
 
-    def trend(self, claim: Claim) -> tuple[bool, list[str]]:
-        means = np.array([differences.mean() for differences in self._differences(claim)])
-        return self._along(claim, means, 1 if claim.direction == "rising" else -1)
+    def _steady(self, claim: Claim, panel: Panel) -> Part:
+        """Whether the first method deviates least over seeds, in every column asked for."""
+        parts = [self._deviations(claim, panel, column) for column in self._columns(claim)]
+        return together(outcome for outcome, _ in parts), "; ".join(words for _, words in parts)
 
-    def approach(self, claim: Claim) -> tuple[bool, list[str]]:
-        distances = np.array([np.abs(differences).mean() for differences in self._differences(claim)])
-        return self._along(claim, distances, -1)
+    def _deviations(self, claim: Claim, panel: Panel, column: ResultColumn) -> Part:
+        numbers = {label: self.done.values(panel, self._method(label), column) for label in claim.methods}
+        alone = {label: [*finished(of).values()] for label, of in numbers.items()}
+        diverged = {label for label, of in numbers.items() if len(alone[label]) < len(of)}
+        shown = [
+            f"{self._name(label)} {column.shown(float(np.std(of, ddof=1))) if len(of) > 1 else 'unknown'}"
+            + (" (diverged)" if label in diverged else "")
+            for label, of in alone.items()
+        ]
+        first, *others = claim.methods
+        compared: list[tuple[str, Outcome, Interval]] = []
+        for label in others:
+            ratio = decisions.deviations(alone[first], alone[label])
+            outcome = Outcome.UNDECIDED if math.isnan(ratio.number) else ratio.within(least=1.0)
+            if first in diverged:
+                outcome = Outcome.FAILS
+            elif label in diverged and not ratio.number <= 1:
+                outcome = Outcome.HOLDS  # what diverges varies most
+            compared.append((label, outcome, ratio))
+        outcome = together(each for _, each, _ in compared)
+        label, ratio = min(((b, ratio) for b, each, ratio in compared if each == outcome), key=lambda each: each[1].low)
+        times = f"{label} {ratio.number:.1f} [{ratio.low:.1f}, {ratio.high:.1f}] times that of {first}"
+        note = f" ({times})" if math.isfinite(ratio.high) else ""
+        return outcome, f"{column.title}, deviation: {', '.join(shown)}{note}"
 
-    def _differences(self, claim: Claim) -> list[np.ndarray]:
+    def _best(self, claim: Claim, panels: Sequence[Panel]) -> Part:
+        (label,) = claim.methods
+        first, *others = ((panel, self._numbers(claim, panel, label)) for panel in panels)
+        compared = [(panel.title, *better(first[1], of, self._sign(claim), claim.points)) for panel, of in others]
+        outcome, note = self._closest(compared, self._columns(claim)[0])
+        shown = (f"{panel.title}: {self._shown(claim, panel, label)}" for panel in panels)
+        return outcome, f"{', '.join(shown)}{note}"
+
+    def _spread(self, claim: Claim, panels: Sequence[Panel]) -> Part:
+        """Whether the first method varies least over the conditions, seed by seed; the ratios of spreads decide."""
+        column = self._columns(claim)[0]
+        spreads: dict[str, dict[int, float]] = {}
+        for label in claim.methods:
+            each = [self._numbers(claim, panel, label) for panel in panels]
+            seeds = set.intersection(*({*of} for of in each))
+            spreads[label] = {seed: float(np.ptp([of[seed] for of in each])) for seed in seeds}  # NaN if one is
+        logarithms = {
+            label: {
+                seed: math.log(max(number, 1e-12)) if not math.isnan(number) else number for seed, number in of.items()
+            }
+            for label, of in spreads.items()
+        }
+        first, *others = claim.methods
+        compared = [(label, *better(logarithms[first], logarithms[label], -1, 0.0)) for label in others]
+        outcome = together(each for _, each, _ in compared)
+        label, lead = min(((b, lead) for b, each, lead in compared if each == outcome), key=lambda each: each[1].low)
+        low, ratio, high = (math.exp(number) for number in (lead.low, lead.number, min(lead.high, 700.0)))
+        note = f" ({label} {ratio:.1f} [{low:.1f}, {high:.1f}] times that of {first})" if lead.high < math.inf else ""
+        shown = []
+        for label, of in spreads.items():
+            known = [*finished(of).values()]
+            words = [column.shown(float(np.mean(known)))] if known else []
+            shown.append(" ".join([self._name(label), *words, *(["diverged"] if len(known) < len(of) else [])]))
+        return outcome, f"{', '.join(shown)}{note}"
+
+    def _trend(self, claim: Claim, panels: Sequence[Panel]) -> Part:
+        return self._along(claim, panels, 1 if claim.direction == "rising" else -1, self._differences(claim, panels))
+
+    def _approach(self, claim: Claim, panels: Sequence[Panel]) -> Part:
+        distances = [{seed: abs(of) for seed, of in each.items()} for each in self._differences(claim, panels)]
+        return self._along(claim, panels, -1, distances)
+
+    def _differences(self, claim: Claim, panels: Sequence[Panel]) -> list[dict[int, float]]:
         """The first method minus the second, or the first alone, for every condition and seed."""
-        (column,) = self.columns(claim)
-        each = lambda panel: [self.values(panel, label, column, claim) for label in claim.methods]
-        return [first - (second[0] if second else 0.0) for first, *second in map(each, self.panels(claim))]
+        found = []
+        for panel in panels:
+            first, *second = (self._numbers(claim, panel, label) for label in claim.methods)
+            other = second[0] if second else dict.fromkeys(first, 0.0)
+            found.append({seed: first[seed] - other[seed] for seed in first.keys() & other.keys()})
+        return found
 
-    def _along(self, claim: Claim, values: np.ndarray, sign: int) -> tuple[bool, list[str]]:
-        (column,) = self.columns(claim)
-        pairs = zip(self.panels(claim), values, strict=True)
-        shown = [f"{_at(panel)}{column.shown(value) if math.isfinite(value) else 'unknown'}" for panel, value in pairs]
-        return len(values) > 1 and bool(np.all(np.diff(values) * sign > 0)), shown
-
-
-def _positive(differences: np.ndarray) -> bool:
-    """Whether numbers, one for each seed, are positive in the mean and for most seeds; never with NaN."""
-    return bool(differences.mean() > 0 and np.mean(differences > 0) > 0.5)
-
-
-def _lead(differences: np.ndarray, column: ResultColumn) -> str:
-    """How far one is ahead of another: the mean over seeds with its standard error, and for how many seeds it is."""
-    count = len(differences)
-    if count == 1:
-        return f"by {column.shown(differences[0])}, one seed"
-    error = differences.std(ddof=1) / math.sqrt(count)
-    seeds = int(np.sum(differences > 0))
-    most = "" if seeds == count else f", in {seeds} of {count} seeds"
-    return f"by {column.shown(differences.mean())} ± {column.shown(error)}{most}"
-
-
-def _at(panel: Panel) -> str:
-    return f"{panel.title}: " if panel.title else ""
-
-
-def judged(done: Reproduced) -> dict[str, list[Judged]]:
-    """All claims, by the parameters of the rows that they were judged by."""
-    kinds = list(dict.fromkeys(method.parameters for method in done.reproduction.methods))
-    return {kind: [Judge(done, kind).claim(claim) for claim in done.reproduction.claims] for kind in kinds}
+    def _along(self, claim: Claim, panels: Sequence[Panel], sign: int, each: Sequence[Mapping[int, float]]) -> Part:
+        """Whether numbers rise, or fall, from each condition to the next."""
+        column = self._columns(claim)[0]
+        shown = ", ".join(
+            f"{panel.title}: {column.shown(float(np.mean([*finished(of).values()]))) if finished(of) else 'unknown'}"
+            + (" (diverged)" if len(finished(of)) < len(of) else "")
+            for panel, of in zip(panels, each, strict=True)
+        )
+        first = [self._numbers(claim, panel, claim.methods[0]) for panel in panels]
+        if any(len(finished(of)) < len(of) for of in first):
+            return Outcome.FAILS, shown
+        if any(len(finished(of)) < len(of) for of in each):
+            return Outcome.UNDECIDED, shown
+        steps = [
+            decisions.mean([sign * (b[seed] - a[seed]) for seed in sorted(a.keys() & b.keys())])
+            for a, b in itertools.pairwise(each)
+        ]
+        if not steps:
+            return Outcome.UNDECIDED, shown
+        least = min(steps, key=lambda step: step.number)
+        return together(step.within(least=0.0) for step in steps), f"{shown} (least step {least.shown(column)})"
 
 
-def verdict(done: Reproduced) -> str:
-    """One of three: it follows from the claims and nothing else."""
-    if done.reproduction.smoke:
-        return "none, this was a smoke run"
-    by = {kind: [each for each in claims if not each.claim.ours] for kind, claims in judged(done).items()}
-    if all(each.holds for each in by.get("printed", ())) and "printed" in by:
-        return "reproduced"
-    for kind, claims in by.items():
-        if kind != "printed" and all(each.holds for each in claims):
-            printed = "" if "printed" in by else "; the paper prints none"
-            return f"reproduced with other parameters ({PARAMETERS[kind]}{printed})"
-    held = {kind: sum(each.holds for each in claims) for kind, claims in by.items()}
-    best = max(held, key=held.__getitem__)
-    return f"not reproduced ({held[best]} of {len(by[best])} claims hold, parameters: {PARAMETERS[best]})"
+_NOT_RUN: Part = (Outcome.NOT_RUN, "")
+
+
+def _printed(text: str) -> tuple[float, float]:
+    """A printed number and its deviation.
+
+    >>> _printed("97.12 ± 0.07"), _printed("~2e-4")
+    ((97.12, 0.07), (0.0002, 0.0))
+    """
+    parts = [float(part) for part in re.findall(r"-?[\d.]+(?:e[+-]?\d+)?", text)]
+    return parts[0], parts[1] if len(parts) > 1 else 0.0

@@ -4,7 +4,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,9 @@ from fedbilevel.storage.files import write_atomically
 
 _RUN = ("condition", "method", "parameters", "seed", "settings", "failure")
 _ROW = ("round", "exchanges", "seconds")
+
+WINDOW = 0.1
+"""The number of a run is the mean of its curve over this last share of the way, as a single evaluation is noisy."""
 
 
 @dataclass(frozen=True)
@@ -41,25 +44,17 @@ class Curve:
             return each * self.along("round") if each else self.along("exchanges")
         return np.array([row[axis] for row in self.history], float)
 
-    def value(self, column: ResultColumn, against: str) -> float:
-        """The number of a column; between two rows it is on the line between them."""
+    def mean(self, column: ResultColumn, against: str, share: float = 1.0) -> float:
+        """The mean of a column's metric over the last share of the way to its moment, linear between rows."""
         if column.metric not in self.history[-1]:
             raise FedbilevelError(f"a run of {self.method.title} has no '{column.metric}' for '{column.title}'.")
-        values = [row[column.metric] for row in self.history]
-        if column.at is None:
-            return float(values[-1]) * column.scale
-        across = self.along(column.along or against)
-        if across[-1] < column.at:
-            raise FedbilevelError(f"a run of {self.method.title} ends at {across[-1]:g}, before '{column.title}'.")
-        return float(np.interp(column.at, across, values)) * column.scale
-
-    def mean(self, column: ResultColumn, against: str) -> float:
-        """The mean of a column's metric over the whole curve up to its moment, the start included."""
         across, values = self.along(column.along or against), [row[column.metric] for row in self.history]
-        if column.at is not None:
-            values = [*np.array(values)[across < column.at], self.value(column, against) / column.scale]
-            across = np.append(across[across < column.at], column.at)
-        return float(np.trapezoid(values, across) / (across[-1] - across[0])) * column.scale
+        end = across[-1] if column.at is None else column.at
+        if across[-1] < end:
+            raise FedbilevelError(f"a run of {self.method.title} ends at {across[-1]:g}, before '{column.title}'.")
+        begin = end - share * (end - across[0])
+        points = np.array([begin, *across[(across > begin) & (across < end)], end])
+        return float(np.trapezoid(np.interp(points, across, values), points) / (end - begin)) * column.scale
 
 
 @dataclass(frozen=True)
@@ -78,18 +73,13 @@ class Reproduced:
         minutes = sum(float(c.history[-1]["seconds"]) for c in self.curves if c.done) / 60
         return self.reproduction.minutes if math.isnan(minutes) else minutes
 
-    def values(
-        self, panel: Panel, method: Method, column: ResultColumn, over: str = "end", seeds: Container[int] | None = None
-    ) -> np.ndarray:
-        """One number for each seed, or some of them: at the column's moment, or the mean over the whole curve. NaN if
-        a run did not finish, whatever its seed.
+    def values(self, panel: Panel, method: Method, column: ResultColumn, over: str = "end") -> dict[int, float]:
+        """One number for each seed: the mean over the last tenth of the curve, or, over the whole "way", of all of it.
+        NaN where a run did not finish.
         """
+        share = 1.0 if over == "way" else WINDOW
         curves = sorted(self.of(panel, method), key=lambda curve: curve.seed)
-        some = [c for c in curves if seeds is None or c.seed in seeds]
-        if not some or not all(c.done for c in curves):
-            return np.full(max(1, len(some)), math.nan)
-        number = Curve.mean if over == "way" else Curve.value
-        return np.array([number(c, column, self.reproduction.against) for c in some])
+        return {c.seed: c.mean(column, self.reproduction.against, share) if c.done else math.nan for c in curves}
 
 
 def ending(curves: Sequence[Curve]) -> str:

@@ -87,7 +87,14 @@ class Method:
         return f"{self.label} ({PARAMETERS[self.parameters]})"
 
 
-CLAIM_KINDS = ("near", "order", "ahead", "level", "bound", "best", "spread", "trend", "approach")
+CLAIM_KINDS = ("near", "order", "ahead", "level", "bound", "steady", "best", "spread", "trend", "approach")
+
+ABOUT = {
+    "method": "Claims about the paper's own method",
+    "baselines": "Claims about the baselines",
+    "ours": "Questions of ours",
+}
+"""What a claim is about, as the page says it. Only claims about the paper's own method decide the verdict."""
 
 
 @dataclass(frozen=True)
@@ -97,34 +104,35 @@ class Claim:
     ``kind`` is one of
 
     - "near": ours is within ``points``, or the paper's standard deviation, of the paper's number;
-    - "order": ``methods`` are in this order, the best first, by at least ``points``;
-    - "ahead": the first of ``methods`` is better than each of the others, by at least ``points``;
+    - "order": ``methods`` are in this order, the best first, by more than ``points``;
+    - "ahead": the first of ``methods`` is better than each of the others, by more than ``points``;
     - "level": all ``methods`` are within ``points`` of the first one, to either side;
     - "bound": ``methods`` are at ``least`` or at ``most`` this;
-    - "best": over the panels, ``methods`` are best under the first one;
+    - "steady": the first of ``methods`` has the smallest standard deviation over seeds;
+    - "best": over the panels, the method is best under the first one;
     - "spread": over the panels, the first method varies least (largest minus smallest);
     - "trend": from panel to panel, the first method minus the second (or the first alone) is "rising" or "falling";
     - "approach": from panel to panel, the first method comes closer to the second.
 
-    ``over`` = "way" uses the mean of the whole curve instead of a column's moment: who is ahead on the way. A claim
-    with ``parameters`` is judged only by rows with these. Methods are compared by the seeds that all of them have.
-    Better means better in the mean and for most seeds, and no method counts as better than one that diverged with any
-    seed (but it may vary less). A claim that is ``ours`` is our own question: it is answered, but does not enter the
-    verdict.
+    The first six are judged once for each panel. ``over`` = "way" uses the mean of the whole curve instead of its last
+    tenth. With a ``target``, a number for each of some columns, closer is better: the sum of the distances ("steady" is
+    then about each of these columns). A claim
+    with ``parameters`` is judged only by rows with these. How numbers of a few seeds decide: ``decisions.py``.
     """
 
     words: str
     kind: str
     methods: Sequence[str]
+    about: str = "method"
     panels: Sequence[str] = ()
     column: str = ""
+    target: Mapping[str, float] = field(default_factory=dict)
     points: float = 0.0
     least: float | None = None
     most: float | None = None
     direction: str = "rising"
     over: str = "end"
     parameters: str = ""
-    ours: bool = False
 
 
 @dataclass(frozen=True)
@@ -352,14 +360,18 @@ def check(made: Reproduction) -> None:
         used = read(made.search.found).search if made.search.found else made.search
         if used is not None and max(made.seeds_of(p, m)[-1] for p, m in made.cases()) >= used.seed:
             raise FedbilevelError(f"{made.id}: the runs must not use the seeds of the search, from {used.seed} on.")
-    if all(claim.ours for claim in made.claims):
-        raise FedbilevelError(f"{made.id} needs at least one claim of the paper.")
+    if all(claim.about != "method" for claim in made.claims):
+        raise FedbilevelError(f"{made.id} needs at least one claim about the paper's own method.")
+    columns = {column.title for column in made.columns}
     for claim in made.claims:
-        if {*claim.panels} - panels or {*claim.methods} - labels or claim.kind not in CLAIM_KINDS:
+        unknown = ({*claim.panels} - panels) | ({*claim.methods} - labels) | ({*claim.target} - columns)
+        if unknown or claim.kind not in CLAIM_KINDS or claim.about not in ABOUT:
             raise FedbilevelError(f"{made.id}: the claim '{claim.words}' has unknown names.")
-        least = {"order": 2, "ahead": 2, "level": 2, "spread": 2, "approach": 2}.get(claim.kind, 1)
+        least = {"order": 2, "ahead": 2, "level": 2, "steady": 2, "spread": 2, "approach": 2}.get(claim.kind, 1)
         bounds = [bound for bound in (claim.least, claim.most) if bound is not None]
         if len(claim.methods) < least or (claim.kind == "bound" and not bounds):
             raise FedbilevelError(f"{made.id}: the claim '{claim.words}' needs more methods, or a bound.")
-        if claim.column and claim.column not in {column.title for column in made.columns}:
+        if claim.kind == "best" and len(claim.methods) > 1:
+            raise FedbilevelError(f"{made.id}: the claim '{claim.words}' is about one method only.")
+        if claim.column and claim.column not in columns:
             raise FedbilevelError(f"{made.id}: the claim '{claim.words}' needs a column.")

@@ -14,10 +14,13 @@ from matplotlib.figure import Figure
 from fedbilevel.drawing.curves import over_decades
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.reproduction import curves
-from fedbilevel.reproduction.claims import judged, verdict
 from fedbilevel.reproduction.curves import Reproduced, ending
-from fedbilevel.reproduction.files import CURVE_AXES, PARAMETERS, Reproduction, Search, read
+from fedbilevel.reproduction.decisions import finished
+from fedbilevel.reproduction.files import ABOUT, CURVE_AXES, PARAMETERS, Reproduction, Search, read
+from fedbilevel.reproduction.verdicts import headline, judged, verdict
 from fedbilevel.runs.grid import band
+
+RULES = "../docs/reproduction.md#how-claims-are-judged"
 
 
 def table(done: Reproduced) -> list[list[str]]:
@@ -36,9 +39,10 @@ def table(done: Reproduced) -> list[list[str]]:
             for number, column in enumerate(made.columns):
                 if made.printed:
                     cells.append(printed[number] if printed else "-")
-                values = done.values(panel, method, column)
-                deviation = f" ± {column.shown(values.std(ddof=1))}" if len(some) > 1 else ""
-                cells.append(ending(some) or column.shown(values.mean()) + deviation)
+                values = [*finished(done.values(panel, method, column)).values()]
+                number = column.shown(float(np.mean(values))) if values else ""
+                deviation = f" ± {column.shown(float(np.std(values, ddof=1)))}" if len(values) > 1 else ""
+                cells.append("; otherwise ".join(part for part in (ending(some), number + deviation) if part))
             rows.append([panel.title, method.title, str(len(some)), *cells])
     return rows
 
@@ -66,6 +70,10 @@ def _page(done: Reproduced, command: str) -> str:
         "",
         f"**Verdict: {verdict(done)}.**",
         "",
+        *(f"- **{name}**: {words}" for name, words in headline(done).items()),
+        "",
+        f"How claims are judged: [Reproduction]({RULES}).",
+        "",
         f"*The paper*: {made.paper}, {made.where}. {made.claim.strip()}",
         "",
         "*What we ran*:",
@@ -79,15 +87,20 @@ def _page(done: Reproduced, command: str) -> str:
         lines += ["", "*Search*: " + _searched(made, made.search)]
     if made.differences:
         lines += ["", "*What differs from the paper*: " + made.differences.strip()]
-    lines += ["", "## Numbers", ""]
+    lines += ["", "## Numbers", "", "Means over the last tenth of the curves, with standard deviations over seeds.", ""]
     headings, *rows = table(done)
     lines += [_line(headings), "|---" * len(headings) + "|", *map(_line, rows)]
-    lines += ["", "## Claims", ""]
     by = judged(done)
-    lines += [_line(["claim", *(f"parameters: {PARAMETERS[kind]}" for kind in by)]), "|---" * (1 + len(by)) + "|"]
-    for number, claim in enumerate(made.claims):
-        cells = [f"**{of[number].word}**: {of[number].numbers}" for of in by.values()]
-        lines.append(_line([claim.words, *cells]))
+    for about, heading in ABOUT.items():
+        asked = [number for number, claim in enumerate(made.claims) if claim.about == about]
+        if not asked:
+            continue
+        lines += ["", f"## {heading}", ""]
+        lines += ["Differences are means over seeds, with 95 % intervals.", ""] if about == "method" else []
+        lines += [_line(["claim", *(f"parameters: {PARAMETERS[kind]}" for kind in by)]), "|---" * (1 + len(by)) + "|"]
+        for number in asked:
+            cells = [f"**{of[number].word}**: {of[number].numbers}" for of in by.values()]
+            lines.append(_line([made.claims[number].words, *cells]))
     if made.search is not None and made.found:
         lines += ["", "## Parameters that were found", "", *_found(made)]
     if made.remarks:
