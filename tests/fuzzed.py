@@ -43,14 +43,13 @@ from fedbilevel.federation.consent import Consent, Rules, digest
 from fedbilevel.federation.engine import Federation, metrics_of
 from fedbilevel.federation.kits import Kit
 from fedbilevel.federation.rows import load
-from fedbilevel.federation.study import Study, facts_of_copy, server_task, site_weights
+from fedbilevel.federation.study import SITE_TASKS, Study, facts_of_copy, server_task, site_weights
 from fedbilevel.federation.worker import Settings, Worker
 from fedbilevel.runs.prediction import load_classifier
 from fedbilevel.storage.arrays import decode, encode, rebuild
 from fedbilevel.storage.checkpoints import Checkpoints, Saved
 from fedbilevel.storage.files import write_privately
 from fedbilevel.storage.models import MODEL
-from fedbilevel.tasks import SITE_TASKS
 from fedbilevel.tasks.classifier import Classifier
 from fedbilevel.tasks.sites import together
 from fuzz import Outcome, Unexpected, mutated_bytes, mutated_csv, mutated_message, mutated_toml, mutated_value, odd, run

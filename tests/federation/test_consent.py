@@ -18,12 +18,11 @@ from fedbilevel.federation.consent import MOST_REFUSALS, REFUSALS, Consent, Rule
 from fedbilevel.federation.kits import Kit
 from fedbilevel.federation.preview import FACTS, preview
 from fedbilevel.federation.rows import load
-from fedbilevel.federation.study import Study, facts_of_copy
+from fedbilevel.federation.study import SITE_TASKS, Study, facts_of_copy
 from fedbilevel.federation.worker import Settings, Worker
 from fedbilevel.storage.arrays import decode, encode
 from fedbilevel.storage.files import json_lines
 from fedbilevel.storage.run_folder import RunFolder
-from fedbilevel.tasks import SITE_TASKS
 from fedbilevel.tasks.sites import divided
 from fuzzed import SCHEMA, table, write
 from helpers import here

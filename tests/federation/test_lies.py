@@ -87,7 +87,7 @@ def test_numbers_of_rows_that_cannot_be_are_refused(tmp_path: Path, rows: Any) -
 
 
 @pytest.mark.parametrize(
-    "task", ["data-cleaning", "loss-tuning", "fairness", "client-weighting", "hyper-representation"]
+    "task", ["data-cleaning", "loss-tuning", "fairness", "client-weighting", "hyper-representation", "label-errors"]
 )
 def test_every_task_knows_what_can_be(tmp_path: Path, task: str) -> None:
     rows, facts = honest(wanted := study(task={"name": task}), tmp_path)

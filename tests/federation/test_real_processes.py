@@ -1,6 +1,7 @@
 """Real processes on loopback: FLARE's server and sites with mutual TLS, ended in the middle, refused, revoked."""
 
 import contextlib
+import csv
 import itertools
 import json
 import os
@@ -35,7 +36,9 @@ from fedbilevel.federation.demo import child, free_port
 from fedbilevel.federation.join import administrator, obstacle
 from fedbilevel.federation.kits import Kit
 from fedbilevel.federation.ledger import EXCHANGES
+from fedbilevel.federation.rows import load
 from fedbilevel.federation.study import Study
+from fedbilevel.tasks.sites import together
 from helpers import INTERRUPTIBLE
 
 SITES = ("north", "east", "south")
@@ -513,6 +516,44 @@ def test_the_demo_ends_with_a_report_and_leaves_nothing_behind(tmp_path: Path) -
     assert (tmp_path / "demo" / "report.html").stat().st_size > 1e5
     assert "all, mean" in done.stdout
     assert not processes(tmp_path / "demo")
+
+
+@pytest.mark.slow
+def test_the_demo_finds_wrong_labels_as_the_simulator_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four hospitals as processes, and their rows in one place."""
+    monkeypatch.setenv("JAX_ENABLE_X64", "1")  # for the processes to come
+    folder, rounds = tmp_path / "demo", 20
+    command = [sys.executable, "-m", "fedbilevel", "federation", "demo", "--task", "clean", "--rounds", str(rounds)]
+    done = subprocess.run([*command, "--out", str(folder)], capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "wrong among them" in done.stdout
+    assert not processes(folder)
+    with jax.enable_x64(True):
+        _compare_lists(folder, rounds, done.stdout)
+
+
+def _compare_lists(folder: Path, rounds: int, said: str) -> None:
+    study = Study.read(folder / "hospitals" / "runs" / "demo" / "study.toml")
+    assert study.schema is not None
+    names = [path.stem for path in sorted(folder.glob("*.csv")) if path.stem != "planted"]
+    examples = [load(str(folder / f"{name}.csv"), study.schema, {}, f"{name} demo", 10) for name in names]
+    facts = together([study.summarize(each) for each in examples])
+    built = [study.build(each, facts, len(names)) for each in examples]
+    own = [each.task.clients[0] for each in built]
+    plain = [{part: {k: a[:] for k, a in columns.items()} for part, columns in each.items()} for each in own]
+    everybody = fb.Task(built[0].task.problem, plain, batch_size=None, weights="size")
+    expected = fb.solve(everybody, built[0].algorithm, rounds, seed=0, metrics=False)
+    for m, name in enumerate(names):
+        path = folder / name / "runs" / "demo" / "suspects.csv"
+        assert f"Suspects: {path}" in said
+        block = jax.tree.map(lambda a, m=m: a[m], expected.x)
+        judged = study.judge(examples[m], facts, block, expected.y)
+        with path.open(newline="") as file:
+            listed = {row["row"]: float(row["probability_wrong"]) for row in csv.DictReader(file)}
+        found = [listed[f"{name}-{number:03}"] for number in range(1, len(judged.wrong) + 1)]
+        np.testing.assert_allclose(found, judged.wrong, rtol=1e-5, atol=1e-6)  # six digits are written
+        assert len(set(found)) > 50
+        assert "probably wrong. See " in (folder / f"{name}.log").read_text()
 
 
 @pytest.mark.slow

@@ -10,20 +10,20 @@ import pytest
 from test_sites import SCHEMA, Sites, rows, study, write
 
 import fedbilevel as fb
-from fedbilevel.federation.study import site_task
-from fedbilevel.tasks import SITE_TASKS
+from fedbilevel.federation.study import SITE_TASKS, site_task
 
 TASKS: dict[str, dict[str, Any]] = {
     "client-weighting": {"hidden": 4},
     "data-cleaning": {"hidden": 4},
     "fairness": {"hidden": 4},
     "hyper-representation": {"hidden": 4},
+    "label-errors": {"hidden": 4, "folds": 2},
     "loss-tuning": {"hidden": 4},
     "regularization": {},
 }
 MEASURED = {
     "client-weighting": "accuracy", "data-cleaning": "accuracy", "fairness": "accuracy",
-    "hyper-representation": "accuracy", "loss-tuning": "accuracy", "regularization": "auc",
+    "hyper-representation": "accuracy", "label-errors": "loss", "loss-tuning": "accuracy", "regularization": "auc",
 }  # fmt: skip
 
 

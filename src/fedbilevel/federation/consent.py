@@ -46,6 +46,7 @@ class Limits:
     tasks: tuple[str, ...] = ()
     min_clients: int = 2  # parties of the federation
     min_rows: int = 10  # behind every number that is shared: of training, validation, test, and of a batch
+    share_counts: bool = False  # how many labels of each class are suspicious, in studies that find wrong ones
 
     def refusal(self, study: "Study", clients: int) -> str:
         """Why a study is refused, or "" if it is not."""
@@ -68,7 +69,7 @@ class Rules:
 
     tasks: tuple[str, ...]
     algorithms: tuple[str, ...] = ()
-    columns: tuple[str, ...] = ()  # features, label, group and part
+    columns: tuple[str, ...] = ()  # features, label, group, part and trusted
     most_rounds: int = 10_000
 
     @staticmethod

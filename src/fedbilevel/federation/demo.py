@@ -1,10 +1,8 @@
 """A whole federation on this machine: a real server, four real sites, mutual TLS. It stops everything it started.
 
-Each site is one hospital of the UCI heart disease data. The task is ``regularization``: how strongly to regularise each
-feature of a common logistic regression.
+Each site is one hospital of the UCI heart disease data. ``demo_studies.py`` has what they compute.
 """
 
-import csv
 import secrets
 import socket
 import subprocess
@@ -13,36 +11,31 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tomli_w
 from rich.console import Console
 from rich.markup import escape
 
-from fedbilevel.data import heart_disease
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation import coordinator, kits, process, project, setup
 from fedbilevel.federation.cli.following import follow
+from fedbilevel.federation.demo_studies import STUDIES
 from fedbilevel.federation.worker import SECRET
 from fedbilevel.report import page
 from fedbilevel.runs.interrupts import Terminated
 from fedbilevel.storage.files import new_folder
-from fedbilevel.tasks.regularization import HEART_WORDS
 
 SECONDS = 240  # it takes a quarter of this on an idle machine
 
 
-def run(out: Path | None, rounds: int, console: Console) -> Path:
+def run(task: str, out: Path | None, rounds: int | None, console: Console) -> Path:
     """Run the demo, and return the folder of its run."""
     project.needs_flare()
+    STUDIES.check(task)
     folder = new_folder("federation-demo", out).resolve()
-    sites, schema, about = _data(folder)
+    shown = STUDIES[task](folder)
+    sites, rounds = shown.sites, rounds or shown.rounds
     port = free_port()
-    study: dict[str, Any] = {
-        "task": {"name": "regularization"},
-        "run": {"rounds": rounds, "every": max(1, rounds // 10)},
-        "federation": {"quorum": 3},
-        "schema": schema,
-    }
+    study = {**shown.study, "run": {"rounds": rounds, "every": max(1, rounds // 10)}}
     (folder / "heart.toml").write_text(tomli_w.dumps(study))
     hospitals: dict[str, Any] = {
         "name": "hospitals",
@@ -52,7 +45,7 @@ def run(out: Path | None, rounds: int, console: Console) -> Path:
         "parties": [{"name": name, "role": "site"} for name in sites],
     }
     (folder / "hospitals.toml").write_text(tomli_w.dumps(hospitals))
-    console.print(f"{about} Everything is in {folder}.", highlight=False, soft_wrap=True)
+    console.print(f"{shown.about} Everything is in {folder}.", highlight=False, soft_wrap=True)
     home = folder / "hospitals"
     passphrase = secrets.token_urlsafe()  # of an authority that nobody needs any more after this
     setup.create(project.read(folder / "hospitals.toml"), home, passphrase)
@@ -64,7 +57,7 @@ def run(out: Path | None, rounds: int, console: Console) -> Path:
         children.append(child(["start", str(home)], folder / "server.log"))
         for name, data in sites.items():
             (folder / name / SECRET).write_text("demo")  # so that two demos deal out the rows alike
-            kit = [str(project.kit(home, name)), "--data", str(data), "--folder", str(folder / name)]
+            kit = [str(project.kit(home, name)), "--data", str(data), "--folder", str(folder / name), *shown.options]
             children.append(child(["join", *kit, "--approve"], folder / f"{name}.log"))
         _wait(lambda: coordinator.pid(home) is not None, 60, children, "the server did not start")
         place = coordinator.want(home, folder / "heart.toml", "demo")
@@ -82,6 +75,7 @@ def run(out: Path | None, rounds: int, console: Console) -> Path:
         raise SystemExit(143 if isinstance(interrupt, Terminated) else 130) from None
     finally:
         process.end(*children, seconds=15.0)
+    shown.end(folder, console)
     written = page.write([place], folder / "report.html")
     console.print(f"Report in [bold]{escape(str(written))}[/bold]", soft_wrap=True, highlight=False)
     console.print(
@@ -110,27 +104,3 @@ def _wait(ready: Any, seconds: float, children: Sequence[Any], otherwise: str) -
             break
         time.sleep(0.1)
     raise FedbilevelError(f"{otherwise}: see its log in the folder of the demo.")
-
-
-def _data(folder: Path) -> tuple[dict[str, Path], dict[str, Any], str]:
-    """A data file for every site, their common schema, and a sentence about the data."""
-    loaded = heart_disease()
-    groups = loaded.train.groups["hospital"]
-    files = {}
-    for number, name in enumerate(loaded.groups["hospital"]):
-        part = np.flatnonzero(groups == number)
-        files[name] = _write(
-            folder / f"{name}.csv", loaded.features, loaded.train.inputs[part], loaded.train.labels[part]
-        )
-    features = {name: {"values": list(HEART_WORDS[name])} if name in HEART_WORDS else {} for name in loaded.features}
-    schema = {"label": {"column": "label", "values": [0, 1]}, "features": features}
-    return files, schema, "The four hospitals of the UCI heart disease data."
-
-
-def _write(path: Path, names: Sequence[str], inputs: np.ndarray, labels: np.ndarray) -> Path:
-    with path.open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow([*names, "label"])
-        for row, label in zip(inputs, labels, strict=True):
-            table.writerow([*("" if np.isnan(value) else f"{value:g}" for value in row), int(label)])
-    return path

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.federation import flare_files, logs, presence, process, project, service
+from fedbilevel.federation import flare_files, logs, presence, process, project, service, suspects
 from fedbilevel.federation.kits import CERTIFICATE, KEY, ROOT, STARTUP, Kit
 from fedbilevel.federation.ledger import LEDGER
 from fedbilevel.federation.site import SITE_FOLDER
@@ -142,26 +142,29 @@ class Joined:
         ledger = self.folder / LEDGER
         seen = ledger.stat().st_size if ledger.exists() else 0
         next_look, unwritable = 0.0, ""
-        while self.client.poll() is None:
-            time.sleep(0.5)
-            if time.monotonic() >= next_look:
-                unwritable, next_look = self._look_at_disk(unwritable), time.monotonic() + 5.0
-            seen = self._refusals(ledger, seen)
-            place = place if log.stat().st_size >= place else 0  # it was rotated
-            with log.open("rb") as file:
-                file.seek(place)
-                text = file.read().decode(errors="replace")
-                place = file.tell()
-            if not connected and "Successfully registered client" in text:
-                connected = True
-                self.say("connected. This site takes part until you press Ctrl-C.")
-            if not refused and ("UNAUTHENTICATED" in text.upper() or "is disabled" in text):
-                refused = True
-                self.problem = f"the server refuses this site: {REFUSED}."
-                self.say(self.problem)
-            if time.monotonic() >= self.next_look:
-                self.next_look = time.monotonic() + 2.0
-                self._note(connected and not refused and self._has_connection())
+        try:
+            while self.client.poll() is None:
+                time.sleep(0.5)
+                if time.monotonic() >= next_look:
+                    unwritable, next_look = self._look_at_disk(unwritable), time.monotonic() + 5.0
+                seen = self._news(ledger, seen)
+                place = place if log.stat().st_size >= place else 0  # it was rotated
+                with log.open("rb") as file:
+                    file.seek(place)
+                    text = file.read().decode(errors="replace")
+                    place = file.tell()
+                if not connected and "Successfully registered client" in text:
+                    connected = True
+                    self.say("connected. This site takes part until you press Ctrl-C.")
+                if not refused and ("UNAUTHENTICATED" in text.upper() or "is disabled" in text):
+                    refused = True
+                    self.problem = f"the server refuses this site: {REFUSED}."
+                    self.say(self.problem)
+                if time.monotonic() >= self.next_look:
+                    self.next_look = time.monotonic() + 2.0
+                    self._note(connected and not refused and self._has_connection())
+        finally:
+            self._news(ledger, seen)
 
     def _has_connection(self) -> bool:
         """Whether FLARE's client has a connection to the server: it does not say when it has lost it."""
@@ -184,8 +187,10 @@ class Joined:
             self.say("the folder can be written again: this site goes on.")
         return now
 
-    def _refusals(self, ledger: Path, seen: int) -> int:
-        """Say why a study was refused: the server is not told. Returns how far the ledger was read."""
+    def _news(self, ledger: Path, seen: int) -> int:
+        """Say why a study was refused, and which labels were found: the server is not told. Returns how far the ledger
+        was read.
+        """
         size = ledger.stat().st_size if ledger.exists() else 0
         if size == seen:
             return seen
@@ -198,4 +203,7 @@ class Joined:
             with contextlib.suppress(ValueError):
                 if (row := json.loads(line)).get("action") == "hello" and row.get("error"):
                     self.say(row["error"])
+                place = self.folder / "runs" / str(row.get("run"))
+                if row.get("action") == "finish" and not row.get("error") and (said := suspects.summary(place)):
+                    self.say(f"run {row['run']}: {said} See {place / suspects.SUSPECTS}")
         return seen + len(whole)

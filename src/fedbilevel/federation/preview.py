@@ -16,12 +16,15 @@ from fedbilevel.federation.consent import digest
 from fedbilevel.federation.engine import metrics_of
 from fedbilevel.federation.join import about
 from fedbilevel.federation.ledgers import plain, shown
+from fedbilevel.federation.suspects import SUSPECTS
 from fedbilevel.federation.worker import Settings
 from fedbilevel.runs.experiment import Built
 from fedbilevel.storage.arrays import named_leaves
-from fedbilevel.tasks.sites import Facts
+from fedbilevel.tasks.sites import Examples, Facts
 
 FACTS = {
+    "sum rows": "how many rows there are",
+    "sum trusted": "how many of them are trusted",
     "sum count": "of every column, how many values are known",
     "sum values": "of every column, the sum of its values",
     "sum squares": "of every column, the sum of the squares of its values",
@@ -55,14 +58,12 @@ def preview(folder: Path, settings: Settings, text: str, console: Console) -> st
         settings.data, given.schema, settings.columns, settings.source(folder), settings.limits.min_rows
     )
     built = given.build(examples)
-    train, validation, test = study.parts_of(built, examples)
-    say(
-        plain(
-            f"Checked: {settings.data} has {len(examples.labels)} rows that fit the experiment: {train} for training, "
-            f"{validation} for validation, {test} for testing."
-        )
-    )
-    console.print(_sent(given, built, given.summarize(examples)))
+    parts = study.parts_of(built, examples)
+    counted = ", ".join(f"{count} {what}" for what, count in parts.items())
+    say(plain(f"Checked: {settings.data} has {len(examples.labels)} rows that fit the experiment: {counted}."))
+    if given.finds_suspects:
+        say(plain(_found(given, settings, examples)))
+    console.print(_sent(given, built, given.summarize(examples), settings))
     say(
         "Never sent: rows, labels, file names"
         + (", and this site's part of x, which belongs to its rows." if built.task.problem.private_x else ".")
@@ -70,6 +71,22 @@ def preview(folder: Path, settings: Settings, text: str, console: Console) -> st
         "them. The site sends means of gradients, or models; docs/federation.md explains what they can reveal."
     )
     return given
+
+
+def _found(given: study.Study, settings: Settings, examples: Examples) -> str:
+    """What a study that finds wrong labels leaves at the site."""
+    assert given.schema is not None
+    names, column = rows.names(settings.data, given.schema, settings.id), given.schema.trusted
+    first = names[0] or "nothing"
+    words = f"At the end, runs/NAME/{SUSPECTS} lists all labels, the worst first, by the names of your rows (the first "
+    words += f"one is called {first}). The list stays at this site."
+    least = settings.limits.min_rows
+    if column and examples.trusted is None:
+        words += f" There is no column {settings.columns.get(column, column)}, so no label counts as trusted."
+    elif examples.trusted is not None and 0 < examples.trusted.sum() < least:
+        words += f" Only {examples.trusted.sum()} labels are trusted, and this site sends no number about fewer than "
+        words += f"{least} rows, so these train like all others."
+    return words
 
 
 def _about(given: study.Study, experiment: Any) -> str:
@@ -88,13 +105,13 @@ def _columns(given: study.Study, settings: Settings) -> str:
     """What is read of the site's data."""
     assert given.schema is not None
     own = lambda name: f"{name} (here {settings.columns[name]})" if name in settings.columns else name
-    roles = {"the label": given.schema.label, "the part": given.schema.part, "the group": given.schema.group}
+    words = {"trusted": "whether the label is trusted, if you have it"}
     read = [own(name) for name in given.schema.features] or [f"images of {given.schema.shape} pixels"]
-    read += [f"{own(name)} ({role})" for role, name in roles.items() if name]
+    read += [f"{own(name)} ({words.get(role, f'the {role}')})" for role, name in given.schema.roles.items()]
     return f"It reads the columns {', '.join(read)}; all others are ignored."
 
 
-def _sent(given: study.Study, built: Built, facts: Facts) -> Table:
+def _sent(given: study.Study, built: Built, facts: Facts, settings: Settings) -> Table:
     """What leaves the site, when, and how much."""
     party = Party(built.task, built.algorithm, 0, 1.0, 2)
     table = Table("when", "what is sent", "numbers", "bytes")
@@ -111,7 +128,13 @@ def _sent(given: study.Study, built: Built, facts: Facts) -> Table:
             words = ", ".join(_named(each, party)) or "(nothing)"
             table.add_row(often, f"{each.method}: {words}", f"{each.up:,}", f"{each.bytes_up:,}")
     names = ", ".join(sorted(metrics_of(study.server_task(built, 1, own=True))))
-    table.add_row(f"every {built.experiment.every} rounds", f"on the test rows: {names}", "", "")
+    of = "its rows" if given.finds_suspects else "the test rows"
+    table.add_row(f"every {built.experiment.every} rounds", f"on {of}: {names}", "", "")
+    if given.finds_suspects and given.schema is not None:
+        least, share = settings.limits.min_rows, settings.limits.share_counts
+        words = f"how many labels of each class are suspicious, if {least} or more are, and as many are not"
+        most = str(len(given.schema.classes)) if share else "0"
+        table.add_row("at the end", words if share else "nothing: you do not share the numbers of suspects", most, "")
     table.add_row(f"in {rounds} rounds", "all of this together, at most", "", f"about {total:,}")
     return table
 

@@ -40,10 +40,34 @@ def load(source: str, schema: Schema, mapping: Mapping[str, str], site: str, lea
             raise FedbilevelError(f"{source} has no rows.")
         parts = columns.codes(schema.part, PARTS) if schema.part else None
         groups = columns.codes(schema.group, Choices(schema.groups, "the group")) if schema.group else None
+        trusted = None
+        if schema.trusted and columns.has(schema.trusted):
+            trusted = columns.codes(schema.trusted, Choices(schema.trusts, schema.trusted), needed=False) == 1
     except MemoryError as error:
         raise unreadable(source, error) from None
     widths = tuple(feature.width for feature in schema.features.values())
-    return Examples(inputs, labels, parts, len(schema.classes), site, groups, least, widths)
+    return Examples(inputs, labels, parts, len(schema.classes), site, groups, least, widths, trusted)
+
+
+def names(source: str, schema: Schema, column: str = "") -> list[str]:
+    """What the people of a site call its rows: a column of theirs, or the numbers of the rows as in messages about
+    them; of images, their files. The rows are in the order of :func:`load`. Nothing that is computed has these names.
+    """
+    path = Path(source)
+    if schema.shape and not is_function(source) and path.suffix.lower() != ".npz":
+        listing = path / "labels.csv"
+        if not listing.is_file():
+            if column:
+                raise FedbilevelError(f"{path} has no labels.csv with a column {shown(column)} that names its rows.")
+            files = _Folders(path, [entry for entry in _entries(path) if os.path.isdir(entry)], schema).files
+            return [str(file.relative_to(path)) for file in files]
+        table, column = read_table(str(listing)), column or "file"
+    else:
+        table = read_table(source)
+    if column:
+        return ["" if cell is None else str(cell) for cell in table.cells([column])[column]]
+    some = table.names[0]
+    return [str(row + table.first) for row in range(len(table.read([some])[some]))]
 
 
 class _Columns:
@@ -51,8 +75,9 @@ class _Columns:
 
     def __init__(self, table: Table, schema: Schema, mapping: Mapping[str, str], more: Sequence[str] = ()) -> None:
         self.table, self.schema = table, schema
-        wanted = [*more, *schema.features, schema.label, schema.part, schema.group]
-        self.own = {name: mapping.get(name, name) for name in wanted if name}
+        self.own = {name: mapping.get(name, name) for name in [*more, *schema.columns]}
+        if schema.trusted not in mapping and schema.trusted not in table.names:
+            self.own.pop(schema.trusted, None)  # a site need not have it
         for name, own in self.own.items():
             if twin := next((n for n, its in self.own.items() if its == own and n != name), None):
                 raise FedbilevelError(
@@ -66,6 +91,9 @@ class _Columns:
                     + f": it has {listed(table.names)}. If yours has another name, use --column {name}=YOUR_NAME."
                 )
         self.raw = table.read(list(self.own.values()))
+
+    def has(self, name: str) -> bool:
+        return name in self.own
 
     def cells(self, name: str) -> list[Any]:
         return self.table.listed(self.own[name], self.raw[self.own[name]])
@@ -168,7 +196,11 @@ class _Folders:
         found.sort()
         self.files, self._labels = [file for _, file in found], np.array([code for code, _ in found], int)
 
-    def codes(self, name: str, choices: Choices) -> np.ndarray:
+    def has(self, name: str) -> bool:
+        """Nothing but the class is known of an image."""
+        return False
+
+    def codes(self, name: str, choices: Choices, needed: bool = True) -> np.ndarray:
         """The class of each image."""
         return self._labels
 

@@ -12,7 +12,9 @@ A schema is part of an experiment file::
 
 or, for images, ``image = { shape = [28, 28] }`` instead of the features. ``part = "NAME"`` is a column that says
 whether a row is for training, validation or test. ``group = { column = "sex", values = ["f", "m"] }`` is a column with
-groups of people, for tasks about groups.
+groups of people, for tasks about groups. ``trusted = { column = "checked", values = ["no", "yes"] }`` is a column that
+says whether somebody has checked the label, for tasks that find wrong labels; the second value means yes, an empty cell
+no. A site without this column has no trusted rows.
 """
 
 import math
@@ -61,11 +63,19 @@ class Schema:
     part: str = ""  # the column with "train", "val" or "test"; none: a row's part is drawn
     group: str = ""
     groups: tuple[Value, ...] = ()
+    trusted: str = ""  # a site need not have it
+    trusts: tuple[Value, ...] = ()  # no, yes
 
     @property
     def columns(self) -> list[str]:
         """The columns of a site's table that are read, by the schema's names."""
-        return [*self.features, *(name for name in (self.label, self.part, self.group) if name)]
+        return [*self.features, *self.roles.values()]
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """The columns that are no features, by what they are for."""
+        known = {"label": self.label, "part": self.part, "group": self.group, "trusted": self.trusted}
+        return {role: name for role, name in known.items() if name}
 
     @property
     def names(self) -> list[str]:
@@ -90,7 +100,7 @@ class Schema:
 
 def read(table: Mapping[str, Any]) -> Schema:
     """The schema of an experiment file."""
-    kinds = {"label": dict, "features": dict, "image": dict, "part": str, "group": dict}
+    kinds = {"label": dict, "features": dict, "image": dict, "part": str, "group": dict, "trusted": dict}
     for key, value in table.items():
         if key not in kinds:
             raise UnknownName("entry of [schema]", key, kinds)
@@ -106,16 +116,18 @@ def read(table: Mapping[str, Any]) -> Schema:
         raise FedbilevelError(f"[schema.features]: the features become more than {MOST_COLUMNS} columns.")
     shape = _shape(table["image"]) if "image" in table else ()
     group, groups = _choice("group", table["group"]) if "group" in table else ("", ())
+    trusted, trusts = _choice("trusted", table["trusted"]) if "trusted" in table else ("", ())
+    if len(trusts) > 2:
+        raise FedbilevelError("[schema]: trusted has two values, first the one that means no: for instance [0, 1].")
     part = table.get("part", "")
     if "part" in table:
         _check_name("part", part)
-    roles = [("label", label), ("part", part), ("group", group)]
-    for role, name in roles[:2]:
-        twice = [f"the {other}" for other, its in roles if other != role and its == name and name]
-        if name in features or twice:
+    schema = Schema(label, classes, features, shape, part, group, groups, trusted, trusts)
+    for role, name in schema.roles.items():
+        twice = [f"the {other}" for other, its in schema.roles.items() if other != role and its == name]
+        if (name in features and role != "group") or twice:
             also = "a feature" if name in features else twice[0]
             raise FedbilevelError(f"[schema]: the column {shown(name)} is both the {role} and {also}: use two columns.")
-    schema = Schema(label, classes, features, shape, part, group, groups)
     row = 24 + (math.prod(shape) if shape else 8 * sum(feature.width for feature in features.values()))
     if row * 3 * max(1, len(groups)) * len(classes) > MOST_BLANK:
         raise FedbilevelError(
@@ -131,7 +143,7 @@ def _check_name(what: str, name: Any) -> None:
 
 
 def _choice(role: str, entry: Mapping[str, Any]) -> tuple[str, tuple[Value, ...]]:
-    """The column and the values of a label or a group."""
+    """The column and the values of a label, a group, or of what says whether a label is trusted."""
     known = ("column", "values")
     for key in entry:
         if key not in known:

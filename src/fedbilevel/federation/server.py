@@ -73,6 +73,7 @@ def _compute(folder: Path, sites: list[str]) -> None:
     from fedbilevel.engines.plan import trace
     from fedbilevel.engines.program import Program, check_fits
     from fedbilevel.errors import FedbilevelError, NoQuorum
+    from fedbilevel.federation import suspects
     from fedbilevel.federation.engine import Federation, metrics_of
     from fedbilevel.federation.ledger import Ledger, owner
     from fedbilevel.federation.schema import blank
@@ -211,8 +212,14 @@ def _compute(folder: Path, sites: list[str]) -> None:
             callbacks=[on_row],
             checkpoint=place.checkpoints(seconds=0),
         )
-        waiting = place.info().get("undelivered", sites)
-        place.note(undelivered=sorted(set(waiting) & engine.finish(result.state).keys()))
+        waiting, counts = place.info().get("undelivered", sites), place.info().get("suspects", {})
+        schema = study.schema if study.finds_suspects else None
+        late = engine.finish(result.state, 0 if schema is None else suspects.BYTES * len(schema.classes))
+        if schema is not None:
+            size = dict(zip(sites, rows.tolist(), strict=True))
+            told = {m: suspects.received(arrays, schema, size[m]) for m, arrays in engine.finished.items()}
+            place.note(suspects={**counts, **{name: numbers for name, numbers in told.items() if numbers}})
+        place.note(undelivered=sorted(set(waiting) & late.keys()))
     if finished:
         return
     place.save_solution(result.x, result.y, int(result.state.round))

@@ -7,7 +7,7 @@ with the simulator.
 import dataclasses
 import hashlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib.metadata import version
@@ -18,18 +18,22 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedbilevel.core import columns
+from fedbilevel.cleaning import sites as cleaning
 from fedbilevel.core.task import Task
 from fedbilevel.engines.plan import Plan
-from fedbilevel.errors import FedbilevelError, UnknownName
+from fedbilevel.errors import FedbilevelError, Names, UnknownName
 from fedbilevel.federation import schema as schemas
 from fedbilevel.federation.schema import Schema
 from fedbilevel.runs import configuration
 from fedbilevel.runs.experiment import Built, Experiment
 from fedbilevel.runs.settings import Settings, convert
 from fedbilevel.storage.arrays import named_leaves
-from fedbilevel.tasks import SITE_TASKS
-from fedbilevel.tasks.sites import MOST_ROWS, Examples, Facts, together
+from fedbilevel.tasks import SITE_TASKS as OF_TASKS
+from fedbilevel.tasks import TASKS
+from fedbilevel.tasks.sites import MOST_ROWS, Examples, Facts, Judged, SiteTask, together
+
+SITE_TASKS: Names[SiteTask] = Names(OF_TASKS.kind, {**OF_TASKS, "label-errors": cleaning.SITE_TASK})
+"""The tasks of a federation whose sites bring their own rows."""
 
 
 def _option(default: Any, help: str) -> Any:
@@ -102,9 +106,23 @@ class Study:
 
     def summarize(self, examples: Examples) -> Facts:
         """What a site sends about its rows before the first round."""
-        function = SITE_TASKS[self.experiment.task].facts
+        return self._with_options(SITE_TASKS[self.experiment.task].facts, examples)
+
+    @property
+    def finds_suspects(self) -> bool:
+        """Whether every site gets a list of labels that are probably wrong."""
+        return self.schema is not None and SITE_TASKS[self.experiment.task].judge is not None
+
+    def judge(self, examples: Examples, facts: Facts, x: Any, y: Any) -> Judged:
+        """What a site finds out about its labels with the solution, in a study that finds wrong ones."""
+        judge = SITE_TASKS[self.experiment.task].judge
+        assert judge is not None
+        return self._with_options(judge, examples, facts, x, y)
+
+    def _with_options(self, function: Callable[..., Any], *given: Any) -> Any:
+        """A function of the task, with those options that it has."""
         taken = inspect.signature(function).parameters
-        return function(examples, **{k: v for k, v in self._options().items() if k in taken})
+        return function(*given, **{k: v for k, v in self._options().items() if k in taken})
 
     def check_facts(self, rows: Any, facts: Facts) -> None:
         """Refuse what a site says of its rows if it cannot be right."""
@@ -145,8 +163,13 @@ class Study:
             clients: the number of sites.
         """
         if self.schema is None:
+            name = self.experiment.task
+            if name in SITE_TASKS and name not in TASKS:
+                raise FedbilevelError(f"{name} is a task for rows of sites: say in [schema] what they look like.")
             return self.experiment.build()
         blank = schemas.blank(self.schema)
+        if self.schema.trusted and not self.finds_suspects:
+            raise FedbilevelError(f"[schema]: {self.experiment.task} does not use trusted: leave it out.")
         if facts is None:
             facts = together([self.summarize(blank), *([] if examples is None else [self.summarize(examples)])])
         self._check_shapes(facts)
@@ -217,13 +240,12 @@ def fewest_rows(built: Built, examples: Examples) -> int:
     """The fewest rows of a site that any number it sends is computed from."""
     batch = built.task.batch_size
     sizes = batch.values() if isinstance(batch, Mapping) else [batch]
-    return min([*parts_of(built, examples), *(size for size in sizes if size is not None)])
+    return min([*parts_of(built, examples).values(), *(size for size in sizes if size is not None)])
 
 
-def parts_of(built: Built, examples: Examples) -> tuple[int, int, int]:
-    """How many rows of a site are for training, validation and test."""
-    train, validation = (len(columns(built.task.clients[0][part])[0][0]) for part in ("train", "val"))
-    return train, validation, len(examples.labels) - train - validation
+def parts_of(built: Built, examples: Examples) -> Mapping[str, int]:
+    """How many rows of a site are for what."""
+    return SITE_TASKS[built.experiment.task].parts(built.task, examples)
 
 
 def site_task(built: Built, number: int, own: bool) -> Task:

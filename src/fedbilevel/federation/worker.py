@@ -33,6 +33,7 @@ class Settings:
     name: str
     data: str  # a file, a folder, a function, or "builtin"
     columns: dict[str, str] = field(default_factory=dict)
+    id: str = ""  # the site's own column that names its rows
     consent: Consent = field(default_factory=Consent)
 
     @property
@@ -69,6 +70,8 @@ class Worker:
         self.ledger = Ledger(folder / LEDGER, owner(folder, self.settings.name))
         self.study: Any = None
         self.examples: Any = None
+        self.names: list[str] = []  # of its rows, for its own people: no part of what is computed
+        self.facts: Arrays = {}  # of all sites
         self.party: Any = None
         self.agreed: Any = None  # the hello that it agreed to
         self.prepared: Any = None
@@ -188,6 +191,7 @@ class Worker:
             )
         examples = built = None
         facts: Arrays = {}
+        names: list[str] = []
         if given.schema is not None:
             place = self.settings.source(self.folder)
             examples = rows.load(self.settings.data, given.schema, self.settings.columns, place, limits.min_rows)
@@ -199,7 +203,12 @@ class Worker:
                     f"this site only sends numbers computed from at least {limits.min_rows} rows, but has fewer for "
                     "training, validation or test, or batches are smaller."
                 )
+            if given.finds_suspects:
+                names = rows.names(self.settings.data, given.schema, self.settings.id)
+                if len(names) != len(examples.labels):
+                    raise FedbilevelError(f"{self.settings.data} was changed while it was read.")
         self.study, self.examples, self.run, self.clients = given, examples, message.run, message.clients
+        self.names = names
         write_atomically(self.folder / "runs" / self.run / "study.toml", message.study.encode())
         return Facts(0 if built is None else int(built.task.layout.longest[0])), dict(facts)
 
@@ -227,7 +236,7 @@ class Worker:
         built = self.study.build(self.examples, arrays, message.clients) if own else self.study.build()
         self._check_algorithm(built)
         task = site_task(built, message.id, own)
-        self.party = Party(
+        party = Party(
             task,
             built.algorithm,
             message.id,
@@ -237,7 +246,12 @@ class Worker:
             evaluate=task.metrics if own else None,
             reveals=not own,
         )
-        answer = (Prepared(plan_digest(self.party.plan, built)), {})
+        largest = max((exchange.bytes_up for exchange in party.plan.by_name.values()), default=0) / 1e6
+        if largest > self.settings.limits.largest_upload:  # before anything is computed
+            said = f"it would have to send {largest:.1f} MB at once, but it sends at most"
+            raise FedbilevelError(f"{said} {self.settings.limits.largest_upload:g} MB.")
+        answer = (Prepared(plan_digest(party.plan, built)), {})
+        self.party, self.facts = party, arrays
         self.prepared, self.told = message, (self.told[0], answer)
         return answer
 
@@ -257,8 +271,24 @@ class Worker:
             self.folder / "runs" / self.run / "solution.safetensors", encode({"round": message.round}, found)
         )
         write_atomically(self.folder / "runs" / self.run / "compiled.json", json.dumps(TRACED).encode())
+        told = self._suspects(x, y) if self.study.finds_suspects else {}
         self.finished = True
-        return Done(), {}
+        return Done(), told
+
+    def _suspects(self, x: Any, y: Any) -> Arrays:
+        """Write the list of suspicious labels, which stays here. Returns what the coordinator may be told of it."""
+        from fedbilevel.federation import suspects
+
+        known = {**self.facts, "clients": self.clients}
+        found, labels = self.study.judge(self.examples, known, x, y), self.examples.labels
+        place, classes = self.folder / "runs" / self.run, self.study.schema.classes
+        if not suspects.summary(place):  # the first result of a run counts
+            suspects.save(place, self.settings.name, self.names, labels, classes, found)
+        limits = self.settings.limits
+        if not limits.share_counts:
+            return {}
+        told = suspects.counts(found, labels, len(classes), limits.min_rows)
+        return suspects.once(self.folder, digest(self.agreed.study), self.run, told)
 
     def _noted(self, handled: Any, bytes_in: int) -> None:
         """A line for one message: what was received and sent, and errors in full, which stay at the site."""

@@ -79,6 +79,7 @@ class RunFacts(TypedDict, total=False):
     stuck: int  # how many of the last ones did not finish a round
     round_before: int  # where the last one began
     undelivered: list[str]  # the sites that do not have the result yet
+    suspects: dict[str, dict[str, int]]  # by site and class, what sites say of it
     deliveries: Mapping[str, int]  # how often it was tried to give it to them
     rules: Mapping[str, Any]
     round: int

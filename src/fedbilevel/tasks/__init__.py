@@ -66,7 +66,7 @@ SITE_TASKS: Names[SiteTask] = Names(
         "regularization": SiteTask(regularization_facts, regularization_of_site, column_bounds, regularization_layers),
     },
 )
-"""The tasks of a federation whose sites bring their own rows."""
+"""The tasks of this folder for sites that bring their own rows; ``federation.study`` has all."""
 
 OWN_TASKS: Names[SiteTask] = Names(
     "task for your own table", {name: task for name, task in SITE_TASKS.items() if name != "data-cleaning"}

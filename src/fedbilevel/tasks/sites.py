@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedbilevel.core import columns
 from fedbilevel.core.task import Task
 from fedbilevel.core.types import Tree
 from fedbilevel.errors import FedbilevelError
@@ -43,6 +44,7 @@ class Examples(NamedTuple):
         groups: of the people that the rows are about, as numbers from 0, if the schema has a group.
         least: the fewest rows that a number which leaves the site may be about.
         widths: how many columns of the inputs each feature has: 1, or one for each of its values. Empty: 1 each.
+        trusted: for every row whether somebody has checked its label, if the site says so.
     """
 
     inputs: np.ndarray
@@ -53,6 +55,7 @@ class Examples(NamedTuple):
     groups: np.ndarray | None = None
     least: int = 1
     widths: tuple[int, ...] = ()
+    trusted: np.ndarray | None = None
 
     @property
     def name(self) -> str:
@@ -63,6 +66,36 @@ class Examples(NamedTuple):
     def images(self) -> bool:
         """Whether these are images, not a table."""
         return self.inputs.dtype == np.uint8
+
+
+class Judged(NamedTuple):
+    """What a site finds out about the labels of its own rows, in their order; nothing of this is sent.
+
+    Args:
+        trusted: which labels somebody has checked, so they are right.
+        issue: which labels are probably wrong.
+        quality: the score to rank by, from 0 to 1: low for labels that are probably wrong.
+        predicted: the most likely class, by models that were not trained on the row.
+        wrong: the probability that the label is wrong.
+        remark: what people should know, in a sentence; empty if nothing.
+    """
+
+    trusted: np.ndarray
+    issue: np.ndarray
+    quality: np.ndarray
+    predicted: np.ndarray
+    wrong: np.ndarray
+    remark: str = ""
+
+
+def three_parts(task: Task, examples: Examples) -> dict[str, int]:
+    """How many rows of a site are for training, validation and test."""
+    train, validation = (len(columns(task.clients[0][part])[0][0]) for part in ("train", "val"))
+    return {
+        "for training": train,
+        "for validation": validation,
+        "for testing": len(examples.labels) - train - validation,
+    }
 
 
 class SiteTask(NamedTuple):
@@ -76,12 +109,17 @@ class SiteTask(NamedTuple):
         bounds: ``bounds(facts, rows, columns)``, what is possible: for a site that says it has this number of training
             rows, with these columns of the inputs.
         layers: ``layers(x, y)``, the dense layers of the model of a solution, ``{"w": ..., "b": ...}`` each.
+        parts: ``parts(task, examples)``, how many rows of a site are for what.
+        judge: ``judge(examples, facts, x, y, ...)``, what a site finds out about its labels, for tasks that find wrong
+            ones; with options of the task, too.
     """
 
     facts: Callable[..., Facts]
     task: Callable[..., Task]
     bounds: Callable[[Facts, int, Columns], Bounds]
     layers: Callable[[Tree, Tree], Sequence[Mapping[str, Any]]] = lambda x, y: y
+    parts: Callable[[Task, Examples], Mapping[str, int]] = three_parts
+    judge: Callable[..., Judged] | None = None
 
 
 def together(facts: Sequence[Facts], weights: np.ndarray | None = None, shares: np.ndarray | None = None) -> Facts:
@@ -129,7 +167,7 @@ def divided(examples: Examples, train: float, validation: float, seed: int) -> D
     else:
         # Sites draw for themselves. Other shares are another draw: else two sums would differ by few rows only.
         shares = (train, validation)
-        rng = np.random.default_rng(_number(f"{seed} {shares} {examples.site}"))
+        rng = drawn(f"{seed} {shares} {examples.site}")
         pieces: list[list[np.ndarray]] = [[], [], []]
         kinds = examples.labels if examples.groups is None else examples.labels + examples.classes * examples.groups
         for kind in np.unique(kinds):
@@ -144,6 +182,12 @@ def divided(examples: Examples, train: float, validation: float, seed: int) -> D
                 f"of {len(examples.labels)} rows, none is left for {name}: this task needs more rows."
             )
     return Divided(_discreet(examples, division[0]), *division)
+
+
+def undivided(examples: Examples) -> Divided:
+    """All rows of a site, for a task that needs no part of them for a test."""
+    rows, none = np.arange(len(examples.labels)), np.zeros(0, int)
+    return Divided(_discreet(examples, rows), rows, rows, none)
 
 
 def check_shares(train: float, validation: float, task: str = "") -> None:
@@ -166,8 +210,7 @@ def _discreet(examples: Examples, train: np.ndarray) -> Examples:
         values = inputs[train, column]
         unknown = np.isnan(values[:, 0]) if width == 1 else ~values.any(1)
         if 0 < unknown.sum() < min(examples.least, len(train) - unknown.sum() + 1):
-            drawn = np.random.default_rng(_number(f"{first} {examples.site}"))
-            values[unknown] = drawn.choice(values[~unknown], unknown.sum())
+            values[unknown] = drawn(f"{first} {examples.site}").choice(values[~unknown], unknown.sum())
             inputs[train, column] = values
         inputs[:, column][:, _rare(values, examples.least)] = np.nan
         first += width
@@ -185,9 +228,9 @@ def _rare(values: np.ndarray, least: int) -> np.ndarray:
     return np.array([rare or 0 < len(known) < least])
 
 
-def _number(text: str) -> int:
-    """A number that nobody guesses without knowing the text."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest())
+def drawn(text: str) -> np.random.Generator:
+    """Random numbers that nobody guesses without knowing the text."""
+    return np.random.default_rng(int.from_bytes(hashlib.sha256(text.encode()).digest()))
 
 
 def told(counts: np.ndarray, least: int) -> np.ndarray:

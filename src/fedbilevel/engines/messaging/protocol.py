@@ -182,6 +182,10 @@ class Finish(Message):
     action = "finish"
     when = "once"
     down = "the result"
+    up = (
+        "nothing; in a study that finds wrong labels, how many there are of each class, if the site allows it and they "
+        "are not too few"
+    )
 
     round: int
     commit: Commit | None = None

@@ -87,6 +87,7 @@ class Messaging:
         self._attempts = itertools.count(1)
         self.returns = Returns(self.names)
         self.unjoined: dict[int, tuple[Join, dict[str, Any]]] = {}  # who was away when the others joined
+        self.finished: dict[str, Mapping[str, np.ndarray]] = {}
         self._holdings = Holdings(len(weights))
 
     def exchange(
@@ -314,9 +315,12 @@ class Messaging:
             if not isinstance(answer, Failed) and all(value.ndim == 0 for value in reply.values())
         }
 
-    def finish(self, state: State) -> dict[str, str]:
-        """Give every client the result. Returns who could not be given it, and why."""
-        answers = self._tell(state, Finish(state.round))
+    def finish(self, state: State, most: int = 0) -> dict[str, str]:
+        """Give every client the result. Returns who could not be given it, and why; ``finished`` has what the others
+        sent with their answer, at most so many bytes of it.
+        """
+        answers = self._tell(state, Finish(state.round), most)
+        self.finished = {self.names[m]: reply for m, (answer, reply) in answers.items() if isinstance(answer, Done)}
         return {self.names[m]: answer.error for m, (answer, _) in answers.items() if isinstance(answer, Failed)}
 
     def public(self, state: State) -> Any:

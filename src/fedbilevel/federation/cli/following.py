@@ -1,7 +1,7 @@
 """A run on the terminal: its progress, its result, who missed what."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,8 @@ def show(place: Path) -> None:
         table.add_section()
     table.add_row("all, mean" if names else "all", *(number(last.get(n)) for n in names or known.get("headline", {})))
     console.print(table)
+    if known.get("suspects"):
+        console.print(suspects_of(known["suspects"], sites))
     for name, (missed, reason) in missing(place).items():
         console.print(
             f"{name} missed {missed} exchanges, most recently because: {escape(reason)}",
@@ -75,6 +77,17 @@ def show(place: Path) -> None:
         highlight=False,
         soft_wrap=True,
     )
+
+
+def suspects_of(counts: Mapping[str, Mapping[str, int]], sites: Sequence[str]) -> Table:
+    """How many labels of each class are suspicious at each site, as far as the sites tell."""
+    classes = sorted({label for numbers in counts.values() for label in numbers})
+    table = Table(title="Suspicious labels (-: too few, or not told)", title_justify="left")
+    for heading in ("site", *(f"given label {label}" for label in classes)):
+        table.add_column(escape(heading), justify="left" if heading == "site" else "right")
+    for site in sites:
+        table.add_row(site, *(str(counts.get(site, {}).get(label, "-")) for label in classes))
+    return table
 
 
 def missing(place: Path) -> dict[str, tuple[int, str]]:

@@ -52,6 +52,10 @@ def join(
         list[str] | None,
         typer.Option(metavar="NAME=YOURS", help="Your name for a column of the experiment. May be repeated."),
     ] = None,
+    id: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="Your column that names rows in suspects.csv. Default: their numbers."),
+    ] = None,
     folder: Annotated[
         Path | None, typer.Option(help="Folder of this party, from 'request'. Default: its name.")
     ] = None,
@@ -75,6 +79,9 @@ def join(
     task: Annotated[list[str] | None, typer.Option(help="Take part only in this task. May be repeated.")] = None,
     min_clients: Annotated[int, typer.Option(help="Fewest parties that the federation must have.")] = 2,
     min_rows: Annotated[int, typer.Option(help="Fewest rows that any number sent may be computed from.")] = 10,
+    share_counts: Annotated[
+        bool, typer.Option("--share-counts", help="Tell the coordinator how many labels of each class are suspicious.")
+    ] = False,
 ) -> None:
     """Take part with this site's data, which stay here, in studies that you approve. Ctrl-C leaves."""
     from fedbilevel.federation import authority
@@ -91,7 +98,7 @@ def join(
         if not equals or not name or not own:
             raise FedbilevelError(f"--column needs NAME=YOURS, for instance --column age=Alter, not '{pair}'.")
         columns[name] = own
-    limits = Limits(largest_upload, tuple(algorithm or ()), tuple(task or ()), min_clients, min_rows)
+    limits = Limits(largest_upload, tuple(algorithm or ()), tuple(task or ()), min_clients, min_rows, share_counts)
     allowed = None if rules is None else Rules.read(rules)
     found = Kit.read(kit)
     seen = authority.spoken(found.fingerprint)
@@ -111,7 +118,7 @@ def join(
     if data is None:
         raise FedbilevelError("name the data of this site with --data FILE, or --data builtin.")
     place, settings = joining.unpack(kit, folder, data, columns)
-    settings = replace(settings, consent=Consent((), allowed, limits))
+    settings = replace(settings, id=id or "", consent=Consent((), allowed, limits))
     about = joining.about(place)
     texts = {"the kit's study": (about["experiment"], approve)}
     texts |= {str(path): (joining.text_of(path), True) for path in study or []}

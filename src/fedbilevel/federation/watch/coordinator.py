@@ -230,6 +230,8 @@ def _run(folder: Path, info: dict[str, Any]) -> dict[str, Any]:
     missing = [str(name) for name in undelivered] if isinstance(undelivered, list) else []
     notes = [failure, waits, f"without its result so far: {', '.join(missing)}." if missing else ""]
     notes += [f"{name} does not take part: {why}" for name, why in table("refused").items()]
+    if told := [f"{site} {_counted(numbers)}" for site, numbers in table("suspects").items() if numbers]:
+        notes.append(f"suspicious labels by given label, as far as sites tell: {'; '.join(told)}.")
     return {
         "name": folder.name,
         "status": str(info.get("status", "wanted")),
@@ -247,6 +249,11 @@ def _run(folder: Path, info: dict[str, Any]) -> dict[str, Any]:
         "notes": [note for note in notes if note],
         "report": (folder / CONFIG).exists() and (folder / RECORDS).exists(),
     }
+
+
+def _counted(numbers: Any) -> str:
+    """The numbers of a site by class."""
+    return ", ".join(f"{label}: {count}" for label, count in numbers.items()) if isinstance(numbers, dict) else "?"
 
 
 def _metrics(runs: list[dict[str, Any]]) -> dict[str, str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation import expiry, health, logs, presence
+from fedbilevel.federation.suspects import SUSPECTS, summary
 from fedbilevel.federation.watch.live import TEMPLATES, Live, Tile, amount, clock, curves, validity
 from fedbilevel.federation.watch.progress import LedgerProgress
 from fedbilevel.federation.worker import LEDGER
@@ -50,10 +51,12 @@ class SitePage(Live):
         )
         runs = sorted(self.ledger.runs.items(), key=lambda each: -each[1].last)
         below = TEMPLATES.get_template("site-below.html").render(
+            suspects=SUSPECTS,
             server=f"{facts.get('host', '?')}, port {facts.get('port', '?')}",
             sent=[(run or "(no run)", known) for run, known in runs[:LISTED_RUNS]],
             older=len(runs[LISTED_RUNS:]),
             has_result={run for run, _ in runs if (self.folder / "runs" / run / "solution.safetensors").is_file()},
+            found={run: summary(self.folder / "runs" / run) for run, _ in runs[:LISTED_RUNS] if run},
             refused=sorted(self.ledger.refused.values(), key=lambda each: -each.at),
             agreed=_agreed(facts.get("consent")),
             warnings=logs.warnings_of([self.folder / "site.log", self.folder / "worker.log"]),
