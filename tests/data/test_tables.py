@@ -201,6 +201,27 @@ def test_a_table_that_names_pictures(tmp_path: Path) -> None:
         fb.data.table(tmp_path, label="kind")
 
 
+def test_bad_pictures_and_folders_are_named(tmp_path: Path) -> None:
+    folder = pictures(tmp_path / "pets")
+    refused: Any = lambda sentence: pytest.raises(fb.FedbilevelError, match=sentence)
+    (folder / "south" / "dog" / "9.png").write_bytes(b"no picture")
+    with refused(r"south/dog/9\.png is not an image that can be read"):
+        fb.data.table(folder, client_from="folder")
+    (folder / "south" / "dog" / "9.png").unlink()
+    with refused("clients can come from a column, or from the 'folder' of a picture, not from 'folders'"):
+        fb.data.table(folder, client_from="folders")  # pyright: ignore[reportArgumentType]
+    with refused(r"pets has no pictures: put them into a folder for each class"):
+        fb.data.table(folder)
+    (folder / "empty").mkdir()
+    with refused(r"there is no file .*nowhere"):
+        fb.data.table(folder / "nowhere")
+    with refused(r"empty has no pictures"):
+        fb.data.table(folder / "empty")
+    read = fb.data.table(folder, client_from="folder")
+    with refused("this model was trained on pictures, but .* names none"):
+        new_rows(read.encoding, people())
+
+
 # What must work.
 
 
@@ -381,3 +402,25 @@ def test_new_rows_must_fit(tmp_path: Path) -> None:
     with pytest.raises(fb.FedbilevelError, match=r"row 3, column 'age': 'old' is not a number"):
         list(new_rows(encoding, people().astype({"age": object}).replace({"age": {people().age[3]: "old"}}).assign(
             age=lambda frame: ["old" if n == 3 else "40" for n in range(len(frame))])).blocks)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_million_rows_fit_into_memory(tmp_path: Path) -> None:
+    """2 GB are enough."""
+    import subprocess
+    import sys
+
+    rows, rng = 10**6, np.random.default_rng(0)
+    frame = pd.DataFrame({f"x{n}": rng.normal(size=rows).round(4) for n in range(10)})
+    frame["town"] = rng.choice([f"t{n}" for n in range(100)], rows)
+    frame["site"] = rng.choice([f"s{n}" for n in range(200)], rows)
+    frame["label"] = rng.choice(["a", "b"], rows)
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    code = (
+        "import resource, fedbilevel as fb; t = fb.data.table('a.csv', label='label', client='site'); "
+        "print(t.inputs.shape[0], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    read, kilobytes = map(int, done.stdout.split())
+    assert read == rows
+    assert kilobytes < 2e6

@@ -42,7 +42,6 @@ from fedbilevel.runs import comparison as comparisons
 from fedbilevel.runs import configuration, execute
 from fedbilevel.runs.experiment import RUN_SETTINGS, Experiment
 from fedbilevel.storage.files import plain_json
-from fedbilevel.tasks import TASKS
 
 
 def run(
@@ -130,15 +129,18 @@ def init(
     task: Annotated[str, typer.Argument(help="Name of a task (see 'fedbilevel tasks').")],
     algorithm: AlgorithmName = None,
     data: DataName = None,
+    set_: Set = None,
     out: Annotated[Path | None, typer.Option(help="File to write. Default: TASK.toml.")] = None,
 ) -> None:
     """Write an experiment file with every setting and its meaning, ready to edit and run."""
     path = out or Path(f"{task}.toml")
     if path.exists():
         raise FedbilevelError(f"{path} already exists: choose another file with --out.")
-    built = Experiment(task, algorithm, settings=settings_of(None, None, data)).build()
+    experiment = Experiment(task, algorithm, settings=settings_of(set_, None, data))
+    make = experiment.maker()
+    built = experiment.build()
     meanings = {
-        "task": {"name": first_line(TASKS[task]), **configuration.explained(TASKS[task])},
+        "task": {"name": first_line(make), **configuration.explained(make)},
         "algorithm": {
             "name": first_line(type(built.algorithm)),
             **{f.name: f.metadata["help"] for f in fields(built.algorithm)},

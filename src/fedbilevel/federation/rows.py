@@ -2,7 +2,6 @@
 columns and rows, and stay at the site.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from fedbilevel.data.cells import Choices, is_missing, number, shown
-from fedbilevel.data.columns import Table, check_file, listed, unreadable
+from fedbilevel.data.columns import Table, listed, unreadable
+from fedbilevel.data.folders import entries
 from fedbilevel.data.image_files import read_image_files
 from fedbilevel.data.table_files import is_function, read_table
 from fedbilevel.errors import FedbilevelError
@@ -156,10 +156,8 @@ class _Columns:
 
 def _image_folder(path: Path, schema: Schema, mapping: Mapping[str, str]) -> tuple[np.ndarray, Any]:
     """Images of a folder that has a labels.csv (file, label, ...), or a folder of images for each class."""
-    if not os.path.lexists(path):
-        raise FedbilevelError(f"there is no folder {path}.")
-    entries = _entries(path)
-    if (path / "labels.csv") in entries:
+    inside = entries(path)
+    if (path / "labels.csv") in inside:
         columns = _Columns(read_table(str(path / "labels.csv")), schema, mapping, ["file"])
         files = []
         for row, name in enumerate(columns.cells("file")):
@@ -172,7 +170,7 @@ def _image_folder(path: Path, schema: Schema, mapping: Mapping[str, str]) -> tup
                 raise FedbilevelError(
                     f"{path} needs a labels.csv: the experiment requires a column {shown(name)} with the {role}."
                 )
-        columns = _Folders(path, [entry for entry in entries if os.path.isdir(entry)], schema)
+        columns = _Folders(path, [entry for entry in inside if entry.is_dir()], schema)
         files = columns.files
         if not files:
             raise FedbilevelError(
@@ -192,7 +190,7 @@ class _Folders:
             code = classes.find(folder.name)
             if code is None:
                 raise FedbilevelError(f"{path} has a folder {shown(folder.name)}, but the classes are {classes}.")
-            found += [(code, file) for file in _entries(folder)]
+            found += [(code, file) for file in entries(folder)]
         found.sort()
         self.files, self._labels = [file for _, file in found], np.array([code for code, _ in found], int)
 
@@ -203,17 +201,6 @@ class _Folders:
     def codes(self, name: str, choices: Choices, needed: bool = True) -> np.ndarray:
         """The class of each image."""
         return self._labels
-
-
-def _entries(path: Path) -> list[Path]:
-    """What is in a folder, hidden files aside."""
-    try:
-        return sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
-    except NotADirectoryError:
-        check_file(path)
-        raise FedbilevelError(f"{path} is a file: give a folder of images, or an .npz file.") from None
-    except (OSError, ValueError) as error:
-        raise unreadable(str(path), error) from None
 
 
 def _channels(pictures: np.ndarray) -> np.ndarray:

@@ -21,7 +21,6 @@ from fedbilevel.runs.grid import PlannedRun, band
 from fedbilevel.runs.settings import Setting
 from fedbilevel.storage.files import new_folder, write_atomically
 from fedbilevel.storage.load import runs
-from fedbilevel.tasks import TASKS
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Comparison:
 
     def experiment(self, algorithm: str, seed: int) -> Experiment:
         """One member of the comparison."""
-        names = {*_options(self.task), *_fields(algorithm)}
+        names = {*_options(self.task, self.settings), *_fields(algorithm)}
         chosen: dict[str, str] = {}
         for key, text in self.settings.items():
             table, name = Setting.parse(key)
@@ -49,7 +48,7 @@ class Comparison:
 
     def check(self) -> None:
         """Refuse unknown settings."""
-        everything = {*_options(self.task), *(name for a in self.algorithms for name in _fields(a))}
+        everything = {*_options(self.task, self.settings), *(name for a in self.algorithms for name in _fields(a))}
         for key in self.settings:
             table, name = Setting.parse(key)
             if table not in ("", "task", "algorithm", *self.algorithms):
@@ -85,8 +84,8 @@ class Compared:
         return next((m for m in self.members if m.done), self.members[0]).run.info
 
 
-def _options(task: str) -> list[str]:
-    return list(inspect.signature(TASKS[task]).parameters)
+def _options(task: str, settings: Mapping[str, Any]) -> list[str]:
+    return list(inspect.signature(Experiment(task, settings=settings).maker()).parameters)
 
 
 def _fields(algorithm: str) -> list[str]:
@@ -222,7 +221,7 @@ def plan(
     names = [] if algorithms in (None, "all") else [name.strip() for name in algorithms.split(",")]
     if not names or rounds is None:
         parsed = {key: Setting.parse(key) for key in settings}
-        of_task = [key for key, each in parsed.items() if each.is_for("task") and each.name in _options(task)]
+        of_task = [key for key, each in parsed.items() if each.is_for("task") and each.name in _options(task, settings)]
         made = Experiment(task, settings={key: settings[key] for key in of_task}).build().task
         names, rounds = names or fitting(made), made.suggested.rounds if rounds is None else rounds
     for name in names:
