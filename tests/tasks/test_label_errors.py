@@ -50,7 +50,7 @@ def task_of(table: dict[str, np.ndarray], parts: list[np.ndarray]) -> fb.Task:
     return label_errors(DESIGN, table["input"], clients, len(table["label"]), int(table["trusted"].sum()))
 
 
-PARTS = [np.arange(0, 25), np.arange(25, 40)]
+PARTS = [np.arange(0, 25), np.arange(25, 39), np.array([39])]  # also a client with a single row
 
 
 def somewhere(seed: int = 1) -> tuple[Any, Any]:
@@ -151,7 +151,7 @@ def test_a_private_noise_level_is_never_sent_and_engines_agree() -> None:
     assert plan.up == plan.down == sum(leaf.size for leaf in jax.tree.leaves(y))
     one, other = (fb.solve(task, ADAM, 3, engine=engine, metrics=False) for engine in ("simulation", "local"))
     assert largest_difference((one.x, one.y), (other.x, other.y)) < 1e-4
-    assert one.x["level"].shape == (2,)
+    assert one.x["level"].shape == (3,)
     assert abs(float(one.x["level"][0] - one.x["level"][1])) > 1e-4
 
 
@@ -170,7 +170,7 @@ def test_bilevel_algorithms_solve_it_too(algorithm: fb.Algorithm) -> None:
     table = rows()
     task = task_of(table, PARTS)
     result = fb.solve(task, algorithm, 300, metrics=False)
-    own = [jax.tree.map(lambda a, m=m: a[m], result.x) for m in range(2)]
+    own = [jax.tree.map(lambda a, m=m: a[m], result.x) for m in range(3)]
     said = [
         say(DESIGN, own[m], result.y, *(table[name][part] for name in ("input", "label", "fold")))
         for m, part in enumerate(PARTS)

@@ -27,7 +27,9 @@ from fedbilevel.models import Model, mlp
 from fedbilevel.tasks import noise_model
 
 Array = jax.Array
-HEAD_START, SPEED = 4.0, 2.0
+HEAD_START = 4.0  # of the candidate of trusted rows in the mixture, as the logarithm of its weight
+SPEED = 2.0  # the logarithms of the weights move this many times faster than their numbers
+FEWEST = 10  # a client with fewer rows than this has a weaker prior of its noise, so that its steps are stable
 Kind = Literal["aware", "given", "trusted", "cleaned"]
 
 
@@ -174,9 +176,9 @@ def problem(design: Design) -> Problem:
 
     def lower(x: Any, y: Any, batch: Any) -> Array:
         logits = candidate_logits(design, y, batch["input"])
-        seen = lax_stop(of_fold(logits, batch["fold"]))
-        log_right = mixed(lax_stop_but(y["mixture"], "weight", "sharp"), seen)
-        fixed = noise_model.transition(x, lax_stop(y["noise"]), design.classes)
+        seen = stopped(of_fold(logits, batch["fold"]))
+        log_right = mixed(stopped_but(y["mixture"], "weight", "sharp"), seen)
+        fixed = noise_model.transition(x, stopped(y["noise"]), design.classes)
         matrix = noise_model.transition(x, y["noise"], design.classes)
         each = log_likelihood(calibrated(y["mixture"], seen), batch, fixed).sum(1)
         mixture = -(batch["weight"] * (log_likelihood(log_right, batch, matrix) + each)).mean()
@@ -196,7 +198,7 @@ def problem(design: Design) -> Problem:
         trained_on = batch["weight"][:, None] * (batch["fold"][:, None] != jnp.arange(design.folds))
         loss = -(jnp.stack(rows, 1) * trained_on[:, None]).mean(0).sum() * design.folds / (design.folds - 1)
 
-        said = noise_model.posterior(jnp.exp(lax_stop(log_right)), batch["label"], lax_stop(matrix))
+        said = noise_model.posterior(jnp.exp(stopped(log_right)), batch["label"], stopped(matrix))
         kept = jnp.where(batch["trusted"] > 0, 1.0, at(said, batch["label"]) >= 0.5)
         final = at(jax.nn.log_softmax(design.model.apply(y["final"], batch["input"])), batch["label"])
         return loss + mixture - (batch["weight"] * kept * final).mean() + decay(design, y)
@@ -204,7 +206,7 @@ def problem(design: Design) -> Problem:
     return Problem(upper, lower, lambda key: start(design, key), private_x=True)
 
 
-def lax_stop(tree: Any) -> Any:
+def stopped(tree: Any) -> Any:
     """The same values, through which no gradient passes."""
     return jax.lax.stop_gradient(tree)
 
@@ -221,7 +223,7 @@ def probably_right(design: Design, y: Any, logits: Array, batch: Any, matrix: Ar
     """
     chosen = [j for j, each in enumerate(design.candidates) if each.kind != "cleaned"]
     mixture = {name: v[jnp.array(chosen)] if v.ndim else v for name, v in y["mixture"].items()}
-    logits, mixture, matrix = lax_stop((logits[:, jnp.array(chosen)], mixture, matrix))
+    logits, mixture, matrix = stopped((logits[:, jnp.array(chosen)], mixture, matrix))
 
     def of_one(logits: Array) -> Array:
         said = noise_model.posterior(jnp.exp(mixed(mixture, logits)), batch["label"], matrix)
@@ -230,9 +232,9 @@ def probably_right(design: Design, y: Any, logits: Array, batch: Any, matrix: Ar
     return jax.vmap(of_one, 2, 1)(logits)
 
 
-def lax_stop_but(tree: dict[str, Any], *names: str) -> dict[str, Any]:
+def stopped_but(tree: dict[str, Any], *names: str) -> dict[str, Any]:
     """The same values, of which only those of these names pass a gradient."""
-    return {name: value if name in names else lax_stop(value) for name, value in tree.items()}
+    return {name: value if name in names else stopped(value) for name, value in tree.items()}
 
 
 def decay(design: Design, y: Any) -> Array:
@@ -285,7 +287,7 @@ def label_errors(
             "trusted": client["trusted"][index].astype(np.float32),
             "fold": client["fold"][index].astype(np.int32),
             "weight": (real * (length / size)).astype(np.float32),
-            "own": constant(1 / size),
+            "own": constant(1 / max(size, FEWEST)),
             "all": constant(1 / rows),
             "share": constant(max(trusted, 1) / rows),
         }
