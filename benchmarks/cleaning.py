@@ -190,8 +190,8 @@ def reliability(wrong: Array, truth: Array, bins: int = 10) -> tuple[float, list
 
 def of_references(rows: Rows, scale: Scale) -> dict[str, float]:
     """AUC and accuracy of the pooled references."""
-    from cleanlab.filter import find_label_issues
-    from cleanlab.rank import get_label_quality_scores
+    from cleanlab.filter import find_label_issues  # pyright: ignore[reportMissingImports]
+    from cleanlab.rank import get_label_quality_scores  # pyright: ignore[reportMissingImports]
 
     table, sure = scale(rows.inputs), rows.trusted
     suspicious, given = table[~sure], rows.given[~sure]
