@@ -59,15 +59,14 @@ def names(source: str, schema: Schema, column: str = "") -> list[str]:
         if not listing.is_file():
             if column:
                 raise FedbilevelError(f"{path} has no labels.csv with a column {shown(column)} that names its rows.")
-            files = _Folders(path, [entry for entry in _entries(path) if os.path.isdir(entry)], schema).files
+            files = _Folders(path, [entry for entry in entries(path) if entry.is_dir()], schema).files
             return [str(file.relative_to(path)) for file in files]
         table, column = read_table(str(listing)), column or "file"
     else:
         table = read_table(source)
     if column:
         return ["" if cell is None else str(cell) for cell in table.cells([column])[column]]
-    some = table.names[0]
-    return [str(row + table.first) for row in range(len(table.read([some])[some]))]
+    return [str(row + table.first) for row in range(len(table))]
 
 
 class _Columns:
