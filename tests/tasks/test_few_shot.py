@@ -133,7 +133,7 @@ def test_bad_input_is_refused(pictures: Path) -> None:
     for options, message in (
         ({"data": "omniglott"}, "there is no data set for few-shot called 'omniglott': did you mean 'omniglot'?"),
         ({"head": "new"}, "there is no head for few-shot called 'new'"),
-        ({"shots": 0}, "few-shot: shots must be at least 1, but is 0."),
+        ({"shots": 0}, "few-shot: shots must be at least 1, not 0."),
         ({"l2": -1.0}, "few-shot: clients, size, l2 and seed must not be negative."),
         (
             {"shots": 3},

@@ -72,7 +72,7 @@ class Task:
             raise FedbilevelError(f"batch_size needs the entries train and val, but has {sorted(self.batch_size)}.")
         if any(size is not None and (not isinstance(size, Integral) or size < 1) for size in self.layout.batch_sizes):
             raise FedbilevelError(
-                f"batch_size must be a whole number of at least 1, or None for all rows, but is {self.batch_size}."
+                f"batch_size must be a whole number of at least 1, or None for all rows, not {self.batch_size}."
             )
         _ = self.normalised_weights  # refuses bad ones
         if self.problem.weighting and np.ptp(self.normalised_weights) > 0:
@@ -90,7 +90,7 @@ class Task:
             weights = np.ones(len(self.clients))
         elif isinstance(self.weights, str):
             if self.weights != "size":
-                raise FedbilevelError(f"weights must be None, 'size' or numbers, but is '{self.weights}'.")
+                raise FedbilevelError(f"weights must be None, 'size' or numbers, not '{self.weights}'.")
             weights = np.array([part.size for part in self._held("train")], float)
         else:
             weights = np.asarray(self.weights, float)

@@ -21,7 +21,7 @@ from fedbilevel.core.task import Task
 from fedbilevel.core.vectors import Vector, is_vector
 from fedbilevel.engines.exchanges import Position, ProgramClients
 from fedbilevel.engines.participation import Everyone, Participation, check_sample
-from fedbilevel.engines.program import Program, check_each, check_fits, split_vectors
+from fedbilevel.engines.program import Program, check_each, split_vectors
 from fedbilevel.errors import FedbilevelError
 
 
@@ -290,15 +290,13 @@ def plan(task: Task, algorithm: Algorithm, participation: Participation | None =
     >>> cost.exchanges, cost.down, cost.up, cost.oracles["H"]
     (1, 16, 16, 3)
     """
-    program = Program(task.problem, algorithm, task.layout, participation or Everyone())
-    check_fits(program.problem, algorithm, program.layout, program.participation)
-    return trace(program, task.data)
+    return trace(Program.checked(task.problem, algorithm, task.layout, participation), task.data)
 
 
 def shared_accounting(task: Task, algorithm: Algorithm, participation: Participation | None = None) -> tuple[int, int]:
     """Floats down and up per round if all blocks of a private x were sent to and from all clients, as papers count."""
     private = plan(task, algorithm, participation)
     problem = replace(task.problem, private_x=False)
-    shared = trace(Program(problem, algorithm, task.layout, participation or Everyone()), task.data)
+    shared = trace(Program.checked(problem, algorithm, task.layout, participation), task.data)
     sent = len(task.clients)  # every vector of x has one block per client
     return private.down + sent * (shared.down - private.down), private.up + sent * (shared.up - private.up)

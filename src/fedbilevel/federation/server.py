@@ -71,7 +71,7 @@ def _compute(folder: Path, sites: list[str]) -> None:
     from fedbilevel.engines.messaging.protocol import Failed, Hello, Message, Prepare
     from fedbilevel.engines.participation import participation
     from fedbilevel.engines.plan import trace
-    from fedbilevel.engines.program import Program, check_fits
+    from fedbilevel.engines.program import Program
     from fedbilevel.errors import FedbilevelError, NoQuorum
     from fedbilevel.federation import suspects
     from fedbilevel.federation.engine import Federation, metrics_of
@@ -153,8 +153,7 @@ def _compute(folder: Path, sites: list[str]) -> None:
     task = server_task(built, len(sites), own)
     weights = site_weights(rows, study.rules) if own else task.normalised_weights
     chosen = participation(built.experiment.participation(), len(sites))
-    program = Program(task.problem, built.algorithm, task.layout, chosen)
-    check_fits(task.problem, built.algorithm, task.layout, chosen)
+    program = Program.checked(task.problem, built.algorithm, task.layout, chosen)
     plan = trace(program, task.data)
     digest = plan_digest(plan, built)
     prepare = {m: Prepare(m, float(weights[m]), len(sites)) for m in answers}

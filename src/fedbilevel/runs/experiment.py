@@ -100,7 +100,7 @@ class Experiment:
         """
         check_seed(self.seed)
         if self.rounds is not None and self.rounds < 1:
-            raise FedbilevelError(f"{self._at('run.rounds')}rounds must be at least 1, but is {self.rounds}.")
+            raise FedbilevelError(f"{self._at('run.rounds')}rounds must be at least 1, not {self.rounds}.")
         for name in self.diagnostics:
             DIAGNOSTICS.check(name)
         for name in self.trackers:

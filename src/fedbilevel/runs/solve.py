@@ -235,15 +235,15 @@ def observe(engine: Engine, state: Any, seconds: float, metrics: bool) -> Row:
 def check_rounds(rounds: Any, every: Any) -> None:
     """Refuse what is not a number of rounds."""
     if not isinstance(rounds, Integral) or rounds < 0:
-        raise FedbilevelError(f"rounds must be a whole number of at least 0, but is {rounds}.")
+        raise FedbilevelError(f"rounds must be a whole number of at least 0, not {rounds}.")
     if every is not None and (not isinstance(every, Integral) or every < 1):
-        raise FedbilevelError(f"every must be a whole number of at least 1, but is {every}.")
+        raise FedbilevelError(f"every must be a whole number of at least 1, not {every}.")
 
 
 def check_seed(seed: Any) -> None:
     """Refuse what is not a seed."""
     if not isinstance(seed, Integral) or not 0 <= int(seed) < 2**32:
-        raise FedbilevelError(f"seed must be a whole number from 0 to 4294967295, but is {seed}.")
+        raise FedbilevelError(f"seed must be a whole number from 0 to 4294967295, not {seed}.")
 
 
 def _engine(name: str | Engine, task: Task, algorithm: Algorithm, chosen: Participation, batching: Batching) -> Engine:
