@@ -1,6 +1,7 @@
 """Double precision for the whole suite; the command line and the benchmarks run in single precision, as users do."""
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +38,20 @@ os.environ.setdefault(compiled.SWITCH, str(cache_folder() / "compiled-by-tests")
 compiled.enable()
 
 
+def in_memory(place: Path = Path("/dev/shm"), room: float = 4e9) -> bool:
+    """Whether this is a file system in memory that has room for the folders of all tests."""
+    try:
+        known = os.statvfs(place)
+        return os.access(place, os.W_OK) and not known.f_flag & os.ST_NOEXEC and shutil.disk_usage(place).free > room
+    except (AttributeError, OSError):
+        return False
+
+
+# Run folders, checkpoints and ledgers are synced to the disk at every step, some ten thousand times in all.
+if in_memory():
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
+
+
 def note_who_reads_data_sets(notes: Path) -> None:
     """List the test files that open a file of a data set: `.ci/run` runs them a second time, without data sets."""
     places = tuple(f"{folder.resolve()}{os.sep}" for folder in sources.folders())
@@ -68,6 +83,14 @@ FIRST = ("test_real_processes.py", "test_contract.py", "test_experiments.py", "t
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {name: number for number, name in enumerate(FIRST)}
     items.sort(key=lambda item: place.get(item.path.name, len(FIRST)))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_stays_in_memory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The folders of tests are only kept where one failed."""
+    yield
+    if not request.session.testsfailed:
+        shutil.rmtree(tmp_path_factory.getbasetemp(), ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)
