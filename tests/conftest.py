@@ -53,19 +53,19 @@ if in_memory():
 
 
 def note_who_reads_data_sets(notes: Path) -> None:
-    """List the test files that open a file of a data set: `.ci/run` runs them a second time, without data sets."""
+    """List the tests that open a file of a data set: `.ci/run` runs them a second time, without data sets."""
     places = tuple(f"{folder.resolve()}{os.sep}" for folder in sources.folders())
     others = os.environ[compiled.SWITCH]  # in the same cache
     noted = set()
 
     def look(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open" and isinstance(arguments[0], str | os.PathLike):
-            path = os.fspath(arguments[0])
-            file = os.environ.get("PYTEST_CURRENT_TEST", "").partition("::")[0]
-            if file not in noted and isinstance(path, str) and path.startswith(places) and not path.startswith(others):
-                noted.add(file)
+            path = os.fsdecode(arguments[0])
+            test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0]  # the stage follows
+            if test not in {"", *noted} and path.startswith(places) and not path.startswith(others):
+                noted.add(test)
                 with notes.open("a") as lines:
-                    lines.write(f"{file}\n")
+                    lines.write(f"{test}\n")
 
     sys.addaudithook(look)
 
