@@ -93,13 +93,29 @@ def nothing_stays_in_memory(request: pytest.FixtureRequest, tmp_path_factory: py
         shutil.rmtree(tmp_path_factory.getbasetemp(), ignore_errors=True)
 
 
+COMPILED: list[str] = []
+"""Programs since their memory maps were counted."""
+
+
+def note_compiled(event: str, duration: float, **details: Any) -> None:
+    """A listener to JAX."""
+    if event.endswith("backend_compile_duration"):
+        COMPILED.append(str(details.get("fun_name")))
+
+
+jax.monitoring.register_event_duration_secs_listener(note_compiled)
+
+
 @pytest.fixture(autouse=True)
 def forget_compiled_programs() -> Iterator[None]:
-    """Every compiled program takes some hundred memory maps, of which a process has 65530 by default on Linux."""
+    """Every compiled program takes some hundred memory maps, of which a process has 65530 by default on Linux. To count
+    them takes as long as a short test."""
     yield
-    maps = Path("/proc/self/maps")
-    if maps.exists() and maps.read_text().count("\n") > 30_000:
-        jax.clear_caches()
+    if len(COMPILED) > 50:
+        COMPILED.clear()
+        maps = Path("/proc/self/maps")
+        if maps.exists() and maps.read_bytes().count(b"\n") > 30_000:
+            jax.clear_caches()
 
 
 @pytest.fixture
