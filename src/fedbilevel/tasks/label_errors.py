@@ -28,6 +28,7 @@ from fedbilevel.tasks import noise_model
 
 Array = jax.Array
 HEAD_START = 4.0  # of the candidate of trusted rows in the mixture, as the logarithm of its weight
+WEIGHT = 3.0  # the prior deviation of the logarithms of the weights
 SPEED = 2.0  # the logarithms of the weights move this many times faster than their numbers
 FEWEST = 10  # a client with fewer rows than this has a weaker prior of its noise, so that its steps are stable
 Kind = Literal["aware", "given", "trusted", "cleaned"]
@@ -154,15 +155,18 @@ def calibrated(mixture: Any, logits: Array) -> Array:
 
 
 def mixed(mixture: Any, logits: Array) -> Array:
-    """The log of the probabilities of the mixture of calibrated candidates, sharpened together: (rows, classes)."""
-    weights = jax.nn.log_softmax(SPEED * mixture["weight"])
-    together = jax.nn.logsumexp(calibrated(mixture, logits) + weights[:, None], 1)
+    """The log of the probabilities of the mixture: the weighted geometric mean of the calibrated candidates, sharpened
+    (a logarithmic opinion pool): (rows, classes).
+    """
+    weights = jax.nn.softmax(SPEED * mixture["weight"])
+    together = jnp.tensordot(calibrated(mixture, logits), weights, ((1,), (0,)))
     return jax.nn.log_softmax(jnp.exp(mixture["sharp"]) * together)
 
 
 def mixture_penalty(mixture: Any) -> Array:
     """Minus the log of a prior: equal weights, and probabilities that are right as they are."""
-    return jnp.sum((SPEED * mixture["weight"]) ** 2) / 2 + jnp.sum(mixture["scale"] ** 2) / 2 + mixture["sharp"] ** 2
+    weights = jnp.sum((SPEED * mixture["weight"]) ** 2) / (2 * WEIGHT**2)
+    return weights + jnp.sum(mixture["scale"] ** 2) / 2 + mixture["sharp"] ** 2
 
 
 def log_likelihood(log_right: Array, batch: Any, matrix: Array) -> Array:
