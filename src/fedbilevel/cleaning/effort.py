@@ -38,9 +38,8 @@ MORE = (
     ("networks", Candidate("aware", 1e-2)),
     ("linear", Candidate("aware", 1e-2)),
     ("linear", Candidate("aware", 1e-1)),
-    ("networks", Candidate("aware", 1e-1)),
     ("networks", Candidate("cleaned", 1e-2)),
-    ("linear", Candidate("aware", 3e-1)),
+    ("networks", Candidate("cleaned", 3e-3)),
     ("linear", Candidate("aware", 3e-3)),
     ("linear", Candidate("cleaned", 3e-2)),
 )
