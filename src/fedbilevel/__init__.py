@@ -3,7 +3,7 @@
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from fedbilevel import data, diagnostics, tasks
+from fedbilevel import data, diagnostics, tasks, testing
 from fedbilevel.algorithms import (
     AFL,
     ALGORITHMS,
@@ -140,6 +140,7 @@ __all__ = [
     "solve",
     "sweep",
     "tasks",
+    "testing",
     "vectors",
 ]
 
