@@ -14,17 +14,15 @@ from torch.utils import _pytree as torch_tree
 
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.pytorch.arrays import from_torch
-from fedbilevel.pytorch.compatibility import torchax
+from fedbilevel.pytorch.compatibility import Tensor, View, torchax
 from fedbilevel.pytorch.operations import OPERATIONS
 
-Tensor = torchax.tensor.Tensor
-"""A JAX array that torch code takes for a tensor."""
-View = torchax.view.View
-"""A part of one, which writes into it."""
 NOT_RANDOM = (
     "the loss draws random numbers, by dropout for instance: give fb.torch.problem(..., noise=True), "
     "or call eval() of the module first."
 )
+MOVES = (torch.Tensor.cuda, torch.Tensor.cpu)
+"""Between devices, of which a traced loss has one."""
 _noise: contextvars.ContextVar[list[Any] | None] = contextvars.ContextVar("noise", default=None)
 
 
@@ -69,32 +67,50 @@ class Environment(torchax.tensor.Environment):
 
     def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Run one operation."""
-        given = [a for a in torch_tree.tree_leaves((args, kwargs or {})) if isinstance(a, torch.Tensor)]
+        kwargs = kwargs or {}
+        given = [a for a in torch_tree.tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)]
+        if func in MOVES:
+            return args[0]
         ours = [a for a in given if isinstance(a, Tensor | View)]
-        if ours and len(ours) < len(given):
-            if args and not isinstance(args[0], Tensor | View) and isinstance(args[0], torch.Tensor) and _writes(func):
+        if not ours and given:
+            return func(*args, **kwargs)
+        writes = _writes(func) and bool(given) and given[0] is args[0]
+        if len(ours) < len(given):
+            if writes and given[0] is not ours[0]:
                 raise FedbilevelError(
                     "the loss writes into a tensor that was made outside of it: make the tensor in the loss."
                 )
             plain = lambda a: isinstance(a, torch.Tensor) and not isinstance(a, Tensor | View)
-            args, kwargs = torch_tree.tree_map(lambda a: self.constant(a) if plain(a) else a, (args, kwargs or {}))
-        elif given and not ours:
-            return func(*args, **(kwargs or {}))
+            args, kwargs = torch_tree.tree_map(lambda a: self.constant(a) if plain(a) else a, (args, kwargs))
         with ExitStack() as how:
-            if not any(isinstance(a.jax(), jax.core.Tracer) for a in ours) and not self._random(func):
+            if not any(map(_traced, ours)) and not self._random(func):
                 how.enter_context(jax.ensure_compile_time_eval())
-            result = super().dispatch(func, types, args, kwargs)
-        if torch.is_grad_enabled():
+            if torch.is_grad_enabled():
+                return super().dispatch(func, types, args, kwargs)
+            if not writes:
+                result = super().dispatch(func, types, args, kwargs)
+                still = lambda t: Tensor(jax.lax.stop_gradient(t.jax()), self)
+                return torch_tree.tree_map_only(Tensor, still, result)
+            # What is written where there are no gradients changes the value, and leaves the derivative as it was.
+            before = args[0].jax()
+            with torch.enable_grad():
+                result = super().dispatch(func, types, args, kwargs)
+            after = args[0].jax()
+            if jnp.issubdtype(after.dtype, jnp.floating) and before.shape == after.shape:
+                moved = jnp.where(after == before, before, before + jax.lax.stop_gradient(after - before))
+                args[0].update(moved) if isinstance(args[0], View) else args[0].apply_jax_(lambda _: moved)
             return result
-        still = lambda t: Tensor(jax.lax.stop_gradient(t.jax()), self)
-        fixed = isinstance(result, torch.Tensor) and any(result is a for a in ours)  # written in place
-        return result if fixed else torch_tree.tree_map_only(Tensor, still, result)
 
     def _random(self, func: Any) -> bool:
         try:
             return self._get_op_or_decomp(func).needs_env
         except torchax.tensor.OperatorNotFound:
             return False
+
+
+def _traced(tensor: Any) -> bool:
+    """Whether the values of a tensor are known only when the compiled program runs."""
+    return isinstance(tensor.source_jax() if isinstance(tensor, View) else tensor.jax(), jax.core.Tracer)
 
 
 def _writes(func: Any) -> bool:

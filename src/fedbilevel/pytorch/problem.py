@@ -10,7 +10,8 @@ import torch
 from fedbilevel.core.problem import Problem
 from fedbilevel.core.types import Key, Tree
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.pytorch.environment import Tensor, View, entered, wrapped
+from fedbilevel.pytorch.compatibility import Tensor, View
+from fedbilevel.pytorch.environment import entered, wrapped
 from fedbilevel.pytorch.explain import explained
 from fedbilevel.pytorch.variables import Variables
 
@@ -28,9 +29,13 @@ class Loss:
 
     def __init__(self, name: str, function: TorchLoss, x: Variables, y: Variables) -> None:
         self.name, self.function, self.x, self.y = name, function, x, y
+        self._traced = jax.jit(self._run)  # so that the user's code runs once per shape, not once per derivative
 
     def __call__(self, x: Tree, y: Tree, batch: Tree, key: Key | None = None) -> jax.Array:
         """The loss on a batch, with the noise of this key."""
+        return self._traced(x, y, batch, key)
+
+    def _run(self, x: Tree, y: Tree, batch: Tree, key: Key | None) -> jax.Array:
         with entered(key):
             mine, yours = (v.rebuilt(tree, key is not None) for v, tree in ((self.x, x), (self.y, y)))
             with explained(self.name, (*self.x.modules(mine), *self.y.modules(yours))):
