@@ -1,5 +1,6 @@
 """Federated bilevel optimization."""
 
+from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,7 @@ from fedbilevel.core.task import Task
 from fedbilevel.core.vectors import Vector
 from fedbilevel.engines.participation import Independent, Uniform
 from fedbilevel.engines.plan import plan
-from fedbilevel.errors import Diverged, FedbilevelError, Interrupted, Stopped
+from fedbilevel.errors import Diverged, FedbilevelError, Interrupted, Stopped, needs
 from fedbilevel.runs.callbacks import Callback, MLflow, TensorBoard
 from fedbilevel.runs.execute import resume
 from fedbilevel.runs.experiment import Experiment
@@ -66,6 +67,7 @@ from fedbilevel.tasks import TASKS
 
 if TYPE_CHECKING:
     from fedbilevel.cleaning.estimator import CleanClassifier
+    from fedbilevel.pytorch import interface as torch
 
 __version__ = version("fedbilevel")
 
@@ -146,9 +148,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """``CleanClassifier``, whose base classes take longer to import than all of this library."""
+    """``CleanClassifier``, whose base classes take longer to import than all of this library, and ``torch``."""
     if name == "CleanClassifier":
         from fedbilevel.cleaning.estimator import CleanClassifier
 
         return CleanClassifier
+    if name == "torch":
+        needs("torch", "torch", "PyTorch models need PyTorch")
+        return import_module("fedbilevel.pytorch.interface")
     raise AttributeError(f"module 'fedbilevel' has no attribute {name!r}")
