@@ -12,20 +12,27 @@ import tomli_w
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.core.task import Task
-from fedbilevel.engines.participation import Everyone
+from fedbilevel.diagnostics import DIAGNOSTICS
+from fedbilevel.engines.participation import Everyone, participation
 from fedbilevel.engines.program import check_fits
+from fedbilevel.engines.simulation import Simulation
 from fedbilevel.errors import FedbilevelError, Interrupted, UnknownName
 from fedbilevel.runs import grid
 from fedbilevel.runs.experiment import Experiment
 from fedbilevel.runs.grid import PlannedRun, band
 from fedbilevel.runs.settings import Setting
+from fedbilevel.runs.until import parse as parse_until
+from fedbilevel.runs.until import reached
 from fedbilevel.storage.files import new_folder, write_atomically
 from fedbilevel.storage.load import runs
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What to compare. ``settings`` apply to the task and to every algorithm that has them; "NAME.key" only to NAME."""
+    """What to compare. ``settings`` apply to the task and to every algorithm that has them; "NAME.key" only to NAME.
+
+    With ``until``, such as "hypergradient=1e-3", each run ends when it is there, and what that has cost is compared.
+    """
 
     task: str
     algorithms: Sequence[str]
@@ -33,6 +40,8 @@ class Comparison:
     seeds: Sequence[int] = (0,)
     sample: str | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
+    until: str = ""
+    diagnostics: Sequence[str] = ()
 
     def experiment(self, algorithm: str, seed: int) -> Experiment:
         """One member of the comparison."""
@@ -44,7 +53,9 @@ class Comparison:
                 chosen[Setting("algorithm", name).key] = text
             elif table in ("", "task", "algorithm") and name in names:
                 chosen[key] = text
-        return Experiment(self.task, algorithm, self.rounds, seed, self.sample, chosen)
+        every = max(1, self.rounds // 200) if self.until else None  # what was seen decides when it was there
+        more: dict[str, Any] = {"every": every, "until": self.until, "diagnostics": tuple(self.diagnostics)}
+        return Experiment(self.task, algorithm, self.rounds, seed, self.sample, chosen, **more)
 
     def check(self) -> None:
         """Refuse unknown settings."""
@@ -166,6 +177,7 @@ def _config(comparison: Comparison) -> dict[str, Any]:
         "rounds": comparison.rounds,
         "seeds": list(comparison.seeds),
         **({"sample": comparison.sample} if comparison.sample else {}),
+        **({"until": comparison.until, "diagnostics": list(comparison.diagnostics)} if comparison.until else {}),
         "settings": dict(comparison.settings),
     }
 
@@ -180,8 +192,20 @@ def read(folder: Path) -> Comparison:
 
 def last(members: Sequence[ComparedRun], metric: str) -> tuple[float, float]:
     """Mean and standard deviation over seeds at the end."""
-    mean, deviation = band([m.history for m in members if m.done], metric)
+    mean, deviation = band([m.history[-1:] for m in members if m.done], metric)
     return float(mean[-1]), float(deviation[-1])
+
+
+def arrived(member: ComparedRun, bounds: Mapping[str, float]) -> bool:
+    """Whether a run came as far as it was to go."""
+    return member.done and reached(member.history[-1], bounds)
+
+
+def memory(comparison: Comparison, algorithm: str) -> int | None:
+    """Bytes that a compiled round of an algorithm needs: data, state, and what it works with. None if not known."""
+    experiment, task, chosen, _ = comparison.experiment(algorithm, comparison.seeds[0]).build()
+    cohort = participation(experiment.participation(), len(task.clients))
+    return Simulation(task, chosen, cohort, experiment.batching).memory()  # pyright: ignore[reportArgumentType]
 
 
 def per_client(member: ComparedRun, name: str) -> float:
@@ -215,15 +239,19 @@ def plan(
     seeds: str | None = None,
     sample: str | None = None,
     settings: Mapping[str, str] | None = None,
+    until: str = "",
 ) -> Comparison:
     """Plan a comparison, by default of all algorithms that fit the task."""
-    settings = settings or {}
+    settings, bounds = settings or {}, parse_until(until)
     names = [] if algorithms in (None, "all") else [name.strip() for name in algorithms.split(",")]
-    if not names or rounds is None:
+    diagnostics: list[str] = []
+    if not names or rounds is None or bounds:
         parsed = {key: Setting.parse(key) for key in settings}
         of_task = [key for key, each in parsed.items() if each.is_for("task") and each.name in _options(task, settings)]
         made = Experiment(task, settings={key: settings[key] for key in of_task}).build().task
         names, rounds = names or fitting(made), made.suggested.rounds if rounds is None else rounds
+        diagnostics = [name for name in bounds if name not in made.shown.headline and name in DIAGNOSTICS]
     for name in names:
         ALGORITHMS.check(name)
-    return Comparison(task, names, rounds, parse_seeds(seeds) if seeds else (0,), sample, settings)
+    numbers = parse_seeds(seeds) if seeds else (0,)
+    return Comparison(task, names, rounds, numbers, sample, settings, until, diagnostics)
