@@ -194,7 +194,7 @@ class Simulation:
         return compiled_advance(self.program, self.task.data, state, jnp.asarray(rounds))
 
     def memory(self) -> int | None:
-        """Bytes that a compiled round needs at once: data, state, and what it works with. None where it is not known."""
+        """Bytes that a compiled round needs at once: data, state, and what it works with; None if not known."""
         state = jax.eval_shape(partial(self.start, 0))
         arguments = (self.program, self.task.data, state, jnp.asarray(1))
         needs = compiled_advance.lower(*arguments).compile().memory_analysis()
