@@ -168,7 +168,7 @@ def solve(
         nonlocal began
         row = observe(runner, state, time.perf_counter() - began, metrics)
         paused = time.perf_counter()
-        row |= measure(watched, Snapshot(runner, state))
+        row |= measure(watched, Snapshot(runner, state, history))
         began += time.perf_counter() - paused
         for each in told:
             each.row(row)
