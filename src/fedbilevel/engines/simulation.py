@@ -197,6 +197,15 @@ class Simulation:
         """Advance by this number of rounds in one call; stops when a result is not finite (``state.finite``)."""
         return compiled_advance(self.program, self.task.data, state, jnp.asarray(rounds))
 
+    def memory(self) -> int | None:
+        """Bytes that a compiled round needs at once: data, state, and what it works with; None if not known."""
+        state = jax.eval_shape(partial(self.start, 0))
+        arguments = (self.program, self.task.data, state, jnp.asarray(1))
+        needs = compiled_advance.lower(*arguments).compile().memory_analysis()
+        if needs is None:
+            return None
+        return needs.argument_size_in_bytes + needs.temp_size_in_bytes + needs.output_size_in_bytes
+
     def arrays(self, state: State) -> dict[str, np.ndarray]:
         """All arrays of a state by name, to save them."""
         plain = state._replace(key=jax.random.key_data(state.key))

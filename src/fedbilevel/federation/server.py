@@ -90,6 +90,7 @@ def _compute(folder: Path, sites: list[str]) -> None:
     from fedbilevel.runs.execute import describe
     from fedbilevel.runs.settings import plain
     from fedbilevel.runs.solve import solve
+    from fedbilevel.runs.until import parse as parse_until
     from fedbilevel.storage.arrays import decode, encode
     from fedbilevel.storage.files import write_atomically
     from fedbilevel.storage.run_folder import RunFolder
@@ -215,6 +216,7 @@ def _compute(folder: Path, sites: list[str]) -> None:
             experiment.seed,
             chosen,
             every=experiment.every,
+            until=parse_until(experiment.until),
             engine=engine,
             callbacks=[on_row],
             checkpoint=place.checkpoints(seconds=0),

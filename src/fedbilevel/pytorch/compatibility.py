@@ -55,7 +55,13 @@ def placeholders() -> Iterator[None]:
 
 with placeholders():
     torchax: Any = needs("torchax", "torch", "PyTorch models need torchax, too")
-    for module in ("decompositions", "ops.jaten", "ops.jtorch", "ops.jc10d", "ops.jtorchvision_nms"):  # as it does itself
+    for module in (
+        "decompositions",
+        "ops.jaten",
+        "ops.jtorch",
+        "ops.jc10d",
+        "ops.jtorchvision_nms",
+    ):  # as it does itself
         needs(f"torchax.{module}", "torch", "PyTorch models need torchax, too")
 
 Tensor: Any = torchax.tensor.Tensor

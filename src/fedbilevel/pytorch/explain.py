@@ -12,7 +12,9 @@ import torch
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.pytorch.compatibility import torchax
 
-LIBRARIES = tuple(Path(str(library.__file__)).parent for library in (torch, torchax, jax)) + (Path(__file__).parents[1],)
+LIBRARIES = tuple(Path(str(library.__file__)).parent for library in (torch, torchax, jax)) + (
+    Path(__file__).parents[1],
+)
 LOOKS = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,

@@ -51,9 +51,7 @@ class Loss:
         raise FedbilevelError(f"{self.name}(x, y, batch) must return a tensor with one number, but returned {said}.")
 
 
-def problem(
-    upper: TorchLoss, lower: TorchLoss, *, x: Any, y: Any, noise: bool = False, **more: Any
-) -> Problem:
+def problem(upper: TorchLoss, lower: TorchLoss, *, x: Any, y: Any, noise: bool = False, **more: Any) -> Problem:
     """A :class:`~fedbilevel.Problem` of losses in PyTorch.
 
     >>> net = torch.nn.Linear(3, 2)

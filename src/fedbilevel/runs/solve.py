@@ -24,6 +24,7 @@ from fedbilevel.engines.simulation import Batching, Simulation
 from fedbilevel.errors import Diverged, FedbilevelError, Interrupted, RoundLost, UnknownName
 from fedbilevel.runs import interrupts
 from fedbilevel.runs.callbacks import Callback, OnRow, Started
+from fedbilevel.runs.until import reached
 from fedbilevel.storage.checkpoints import Checkpoints, Saved
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def solve(
     sample: "int | Participation | list[int] | None" = None,
     *,
     every: int | None = None,
+    until: Mapping[str, float] | None = None,
     diagnostics: Sequence[str | Diagnostic | Measure] = (),
     x: Tree = None,
     y: Tree = None,
@@ -108,6 +110,8 @@ def solve(
         sample: which clients take part in a round: None for all, a number of clients drawn uniformly,
             ``Independent(probability)``, or a list of clients.
         every: rounds between evaluations (default: about fifty evaluations).
+        until: bounds on columns of the history, such as ``{"hypergradient": 1e-3}``: the run ends at the first
+            evaluation at which each of these columns is at most its bound.
         diagnostics: exact quantities for every row of the history: names of ``diagnostics.DIAGNOSTICS`` such as
             "hypergradient", and functions ``f(task, x, y) -> number or {name: number}``. A column is NaN where its
             quantity is not defined, and replaces a metric of the same name. Neither the traffic nor the seconds
@@ -164,7 +168,7 @@ def solve(
         nonlocal began
         row = observe(runner, state, time.perf_counter() - began, metrics)
         paused = time.perf_counter()
-        row |= measure(watched, Snapshot(runner, state))
+        row |= measure(watched, Snapshot(runner, state, history))
         began += time.perf_counter() - paused
         for each in told:
             each.row(row)
@@ -192,7 +196,7 @@ def solve(
                 now, seen = int(state.round), history[-1]["round"] if history else -1
                 if (now % every == 0 or now >= rounds) and seen < now:
                     evaluate(state)
-                if now >= rounds:
+                if now >= rounds or (history and reached(history[-1], until or {})):
                     found = result(state)
                     break
                 if checkpoints is not None and now > 0 and checkpoints.due():
