@@ -255,6 +255,25 @@ CONTRACT: dict[str, Entry] = {
         + [Limit("T2, no bias", T2, fb.MeFBO(1.0, **PROX, penalty=10.0), 4000, [4.0])],
         [Cost(fb.MeFBO(local_steps=n), 1, P + 2 * D, P + 2 * D, oracles(n, Gf=1, Gg=2)) for n in (1, 3)],
     ),
+    "soba": Entry(
+        fb.SOBA("power(0.1, -0.5)", 0.2, 0.2),  # pyright: ignore[reportArgumentType]
+        [
+            Limit("T1", T1, fb.SOBA(**STEPS), 3000, solution),
+            Limit("T2", T2, fb.SOBA(0.2, 0.4, 0.4), 3000, [4.0]),
+        ],
+        [
+            Cost(algorithm, 1, P + 2 * D, P + 2 * D, oracles(Gf=1, Gg=1, J=1, H=1))
+            for algorithm in (fb.SOBA(), fb.SOBA(**STEPS))
+        ],
+    ),
+    "saba": Entry(
+        fb.SABA(**STEPS, blocks=2),
+        [
+            Limit("T1", T1, fb.SABA(0.05, 0.1, 0.1, blocks=2), 6000, solution),
+            Limit("T2", T2, fb.SABA(0.1, 0.2, 0.2, blocks=1), 6000, [4.0]),
+        ],
+        [Cost(fb.SABA(blocks=n), 1, P + 2 * D, P + 2 * D, oracles(Gf=1, Gg=1, J=1, H=1)) for n in (1, 3)],
+    ),
     "f2sa": Entry(
         fb.F2SA(lower_steps=2),
         [

@@ -24,6 +24,7 @@ from fedbilevel.algorithms.mrbo import MRBO
 from fedbilevel.algorithms.primal_dual import PrimalDual
 from fedbilevel.algorithms.rfho import RFHO
 from fedbilevel.algorithms.simfbo import ShroFBO, SimFBO
+from fedbilevel.algorithms.soba import SABA, SOBA
 from fedbilevel.algorithms.stocbio import StocBiO
 from fedbilevel.algorithms.sustain import SUSTAIN
 from fedbilevel.core import Algorithm
@@ -55,8 +56,10 @@ ALGORITHMS: Names[type[Algorithm]] = Names(
         "mrbo": MRBO,
         "primal-dual": PrimalDual,
         "rfho": RFHO,
+        "saba": SABA,
         "shrofbo": ShroFBO,
         "simfbo": SimFBO,
+        "soba": SOBA,
         "stocbio": StocBiO,
         "sustain": SUSTAIN,
     },
@@ -69,6 +72,8 @@ __all__ = [
     "GD",
     "MRBO",
     "RFHO",
+    "SABA",
+    "SOBA",
     "SUSTAIN",
     "AggITD",
     "Alternating",

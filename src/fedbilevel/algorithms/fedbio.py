@@ -54,7 +54,7 @@ class FedBiO(Algorithm):
     shared_batch: bool = parameter(False, "use one batch of f and one of g for all terms of a step (cheaper)")
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> Point:
-        return Point(x, y, u=0 * y)
+        return Point(x, y, clients.adjoint(y))
 
     def round(self, clients: Clients, server: Point) -> Point:
         return feasible(clients, add(server, clients.run(self.descend, server).mean()))

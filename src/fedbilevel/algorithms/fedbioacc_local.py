@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
-from fedbilevel.core.schedules import Schedule, constant
+from fedbilevel.core.schedules import Schedule, constant, largest
 from fedbilevel.core.vectors import Vector
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.mathematics.hypergradient import Pair, feasible
@@ -114,7 +114,7 @@ class FedBiOAccLocal(Algorithm):
 
     def check(self) -> None:
         for name in ("c_upper", "c_lower"):
-            worst = getattr(self, name) * self.rate.largest() ** 2
+            worst = largest(getattr(self, name)) * self.rate.largest() ** 2
             if worst > 1:
                 raise FedbilevelError(
                     f"{type(self).__name__}: {name} * rate^2 must be at most 1, but is {worst:.3g} at t = 1: "

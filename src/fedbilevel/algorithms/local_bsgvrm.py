@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
+from fedbilevel.core.schedules import largest
 from fedbilevel.core.vectors import Vector, add, sub
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.mathematics.hypergradient import Pair, feasible
@@ -76,7 +77,7 @@ class LocalBSGVRM(Algorithm):
 
     def check(self) -> None:
         for name in ("c_upper", "c_lower"):
-            worst = getattr(self, name) * self.rate**2
+            worst = largest(getattr(self, name)) * largest(self.rate) ** 2
             if worst > 1:
                 raise FedbilevelError(
                     f"LocalBSGVRM: {name} * rate^2 must be at most 1, but is {worst:.3g}: lower {name} or rate."

@@ -35,7 +35,7 @@ class LocalDirections(Algorithm):
     local_steps_of: tuple[int, ...] = parameter((), "local steps of each client, if they differ", least=1, whole=True)
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> Point:
-        return Point(x, y, u=0 * y)
+        return Point(x, y, clients.adjoint(y))
 
     def collect(self, client: Client, key: Key, z: Point) -> tuple[Point, jax.Array]:
         """The sums of the directions and of their coefficients along the local path."""
