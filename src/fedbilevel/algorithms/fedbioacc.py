@@ -68,6 +68,7 @@ class FedBiOAcc(Algorithm):
     source = "follows the paper"
     assumes = "g strongly convex in y, bounded heterogeneity and 0 <= c alpha_t^2 <= 1"
     exact = "exact for every I, with exact oracles and c = 0; c > 0 leaves a drift of order c alpha^2"
+    alone = "SOBA with STORM momenta"
     costs = (
         "Two exchanges per round: 2 (p + 2d) floats down and up with full participation (a client that missed the "
         "last round needs the point again: p + 2d more down); I (4 Gf, 2 Gg, 2 J, 2 H) per client"

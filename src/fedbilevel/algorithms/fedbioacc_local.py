@@ -87,6 +87,7 @@ class FedBiOAccLocal(Algorithm):
         "order c alpha^2. With restart, y is K steps from y_1 in the limit: y* up to an error of order (1 - gamma "
         "mu)^K"
     )
+    alone = "MRBO"
     costs = (
         "Two exchanges per round: 2p floats down and up with full participation (a client that missed the last round "
         "needs x again: p more down); I (2 Gf, 2K Gg, 2 J, 2Q H) per client"
@@ -240,6 +241,7 @@ class DistBiOAcc(FedBiOAccLocal):
         'Problems", NeurIPS 2023, section 5.2: Algorithm 4 with I = 1'
     )
     exact = "exact up to the truncation of the series"
+    alone = "MRBO"
     costs = "Two exchanges per round: 2p floats down and up; 2 Gf, 2K Gg, 2 J, 2Q H per client, with K = lower_steps"
 
     local_steps: ClassVar[int] = 1  # pyright: ignore[reportIncompatibleVariableOverride] - no longer a hyper-parameter

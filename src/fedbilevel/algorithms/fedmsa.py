@@ -57,6 +57,7 @@ class FedMSA(Algorithm):
     source = "reconstruction without the paper's text, from the code its authors released"
     assumes = "g strongly convex in y and bounded heterogeneity"
     exact = "exact for every tau, with exact oracles and if all clients take part in (A), as the method intends"
+    alone = "SOBA with STORM momenta"
     costs = "Two exchanges per round: 2 (p + 2d) floats down and up; 2 tau (2 Gf, 1 Gg, 1 J, 1 H) per client"
 
     remembers = "run"

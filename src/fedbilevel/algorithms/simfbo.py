@@ -112,6 +112,7 @@ class SimFBO(LocalDirections):
         "exact with one local step, or with local steps of size 0; otherwise client drift displaces the limit, in "
         "proportion to eta and to tau - 1, whatever gamma is"
     )
+    alone = "SOBA with constant steps (one local step and a shared batch)"
     costs = (
         "One exchange per round: p + 2d floats down and up; tau (2 Gf, 1 Gg, 1 J, 1 H) per client, 1 Gf with a shared "
         "batch"
@@ -156,6 +157,7 @@ class ShroFBO(LocalDirections):
     """
 
     exact = "exact with one local step, or with local steps of size 0; otherwise client drift displaces the limit"
+    alone = "SOBA with constant steps (one local step and a shared batch)"
     costs = (
         "One exchange per round: p + 2d floats down and up (and one number up); tau (2 Gf, 1 Gg, 1 J, 1 H) per "
         "client, 1 Gf with a shared batch"

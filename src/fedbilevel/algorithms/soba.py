@@ -59,6 +59,7 @@ class SOBA(_OneStep):
     )
     source = "reconstruction without the paper's text; the federation is ours"
     exact = "exact: there are no local steps, so that heterogeneity adds nothing"
+    alone = "SOBA"
 
     lr_upper: float = parameter(power(0.1, -0.5), "step size of the upper variable x", above=0, tune=(1e-3, 1e3))
     lr_lower: float = parameter(power(0.5, -0.5), "step size of the lower variable y", above=0, tune=(1e-3, 2.0))
@@ -110,6 +111,7 @@ class SABA(_OneStep):
     citation = SOBA.citation
     source = SOBA.source
     exact = "exact with mini-batches and constant steps: the noise of the directions vanishes at the solution"
+    alone = "SABA"
 
     remembers: ClassVar[Literal["nothing", "round", "run"]] = "run"
 

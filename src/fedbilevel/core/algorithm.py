@@ -47,13 +47,15 @@ class Algorithm(ABC):
     """The step size of each vector of the server's state, by name: what to lower when that vector diverges."""
 
     citation: ClassVar[str] = ""
-    """The paper, and which part of it this implements. For readers, like the four texts below."""
+    """The paper, and which part of it this implements. For readers, like the five texts below."""
     source: ClassVar[str] = ""
     """Whether the code "follows the paper", or is a "reconstruction", and from what."""
     assumes: ClassVar[str] = ""
     """What the theory assumes of f, g and the clients."""
     exact: ClassVar[str] = ""
     """Whether it converges to the solution when clients differ, or where else."""
+    alone: ClassVar[str] = ""
+    """Which algorithm of a single machine it is with one client."""
     costs: ClassVar[str] = ""
     """Exchanges, floats and oracle calls of a round, as a formula in the hyper-parameters."""
 
