@@ -17,8 +17,9 @@ from fedbilevel.core.digest import digest
 from fedbilevel.core.presentation import Presentation, Suggestion
 from fedbilevel.core.problem import Problem
 from fedbilevel.core.rows import as_arrays, own_tables, take
+from fedbilevel.core.sampling import SAMPLINGS, Sampling
 from fedbilevel.core.types import Tree
-from fedbilevel.errors import FedbilevelError
+from fedbilevel.errors import FedbilevelError, UnknownName
 
 BatchSize = int | None | Mapping[str, int | None]
 
@@ -33,8 +34,11 @@ class Task:
             The lower loss sees batches of "train", the upper loss batches of "val".
         weights: the clients' weights w_m: None for 1/M each, "size" for the number of training rows, or one number per
             client.
-        batch_size: rows per batch, drawn with replacement; None uses all rows; ``{"train": 64, "val": None}`` sets them
-            separately.
+        batch_size: rows per batch; None uses all rows; ``{"train": 64, "val": None}`` sets them separately.
+        sampling: how batches are drawn from a client's rows. "replacement": every row uniformly and independently, as
+            the theory of most algorithms assumes. "epochs": all rows in random order, then again in another order.
+            "blocks": neighbouring rows, in an order of blocks that is drawn once. The batches of every term of an
+            algorithm walk on their own, and a client that does not take part in a round skips its batches.
         server: validation rows that the server holds, instead of "val" at the clients: the upper loss sees these.
         metrics: ``metrics(x, y) -> {name: number}`` on the current solution, in the user's structure.
         choice: ``choice(x, y) -> number``, the loss that tuning minimises, on held-out rows: neither level is trained
@@ -58,6 +62,7 @@ class Task:
     options: Mapping[str, Any] = field(default_factory=dict)
     shown: Presentation = field(default_factory=Presentation)
     suggested: Suggestion = field(default_factory=Suggestion)
+    sampling: Sampling = "replacement"
 
     def __post_init__(self) -> None:
         if len(self.clients) == 0:
@@ -75,6 +80,8 @@ class Task:
             raise FedbilevelError(
                 f"batch_size must be a whole number of at least 1, or None for all rows, not {self.batch_size}."
             )
+        if self.sampling not in SAMPLINGS:
+            raise UnknownName("sampling", str(self.sampling), SAMPLINGS)
         _ = self.normalised_weights  # refuses bad ones
         if self.problem.weighting and np.ptp(self.normalised_weights) > 0:
             raise FedbilevelError("with weighting=True, x holds the clients' weights: leave out weights=.")
@@ -118,6 +125,7 @@ class Task:
             ragged=(len(set(train)) > 1, len(set(val)) > 1),
             batch_sizes=(sizes[0], sizes[1]),
             server=self.server is not None,
+            sampling=self.sampling,
         )
 
     @cached_property
