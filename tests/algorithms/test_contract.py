@@ -1,6 +1,6 @@
 """What every algorithm must keep, driven by the list in tests/contract.py."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import jax
