@@ -1,5 +1,6 @@
 """Clients that are started again, servers that go back: what is kept, and that nothing else changes."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -11,7 +12,7 @@ import fedbilevel as fb
 from contract import CONTRACT
 from fedbilevel.engines.messaging import kept
 from fedbilevel.engines.messaging.local import Local
-from fedbilevel.engines.messaging.protocol import Run, unpack
+from fedbilevel.engines.messaging.protocol import Failed, Run, pack, unpack
 from fedbilevel.engines.messaging.server import NoQuorum
 from fedbilevel.engines.participation import Everyone, Participation, Uniform
 from fedbilevel.storage.arrays import decode, encode
@@ -196,6 +197,20 @@ def test_a_message_of_an_earlier_attempt_changes_nothing(kind: str) -> None:
     expected = without.solution(without.advance(without.start(3), 5))
     assert largest_difference(engine.solution(state), expected) < 1e-12
     assert not engine.failures
+
+
+def test_an_exchange_out_of_its_order_is_a_sentence() -> None:
+    """It needs a memory of this round, of which there is none yet."""
+    engine = Local(*case("fedbioacc"))
+    recorded: list[bytes] = []
+    honest = engine.parties[0].handle
+    engine.parties[0].handle = lambda message: recorded.append(message) or honest(message)  # pyright: ignore
+    engine.advance(engine.start(3), 1)
+    asked = [(run, arrays) for run, arrays in map(unpack, recorded) if isinstance(run, Run)]
+    run, arrays = [each for each in asked if each[0].answers == 1][-1]
+    answer, _ = unpack(honest(pack(replace(run, attempt=run.attempt + 1, answers=0, slot="x"), arrays)))
+    assert isinstance(answer, Failed)
+    assert answer.error == f"'{run.method}' needs what another exchange of this round leaves behind."
 
 
 def test_a_client_that_cannot_save_says_so_and_does_not_answer(tmp_path: Path) -> None:

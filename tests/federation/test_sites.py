@@ -628,6 +628,7 @@ def test_other_copies_are_told_apart() -> None:
         "jax": "it has jax",
     }.items():
         assert said in difference(here, {**here, change: "0.0.1"})
+        assert said in difference({name: value for name, value in here.items() if name != change}, here)
 
 
 @pytest.mark.parametrize(

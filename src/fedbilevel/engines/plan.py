@@ -44,7 +44,8 @@ class Exchange:
     cohort: int | None = None  # a sub-cohort of this size
     broadcast: Any = field(default=None, repr=False)  # shapes, for those who must rebuild messages
     upload: Any = field(default=None, repr=False)
-    memory: Any = field(default=None, repr=False)  # what a client remembers after it
+    before: Any = field(default=None, repr=False)  # what a client remembers before it, and after it
+    memory: Any = field(default=None, repr=False)
 
     def times(self, repeats: int = 1) -> np.ndarray:
         """How often it is made in a round whose loops of random length run ``repeats`` times, by iteration."""
@@ -163,6 +164,7 @@ class _PlannedClients(ProgramClients):
             self.held.clear()  # others than before
         check_each(broadcast, program.participation)
         broadcast = tuple(part.row(0) if isinstance(part, Each) else part for part in broadcast)
+        before = _shapes(self.memory[0])
         function, tally = self._once(step, (self.memory[0], key, *program.set_owned(broadcast, False)))
         self.memory[0], upload = function(self.memory[0], key, *program.set_owned(broadcast, False))
         down, bytes_down = self._size(broadcast, self.held)
@@ -171,7 +173,7 @@ class _PlannedClients(ProgramClients):
         nothing = lambda: np.zeros((2,) * len(loops), int)
         made = Exchange(
             name, step.__name__, loops, nothing(), up, nothing(), bytes_up, Counter(tally), tally.samples,
-            self.sub_cohort, broadcast=_shapes(broadcast), upload=_shapes(upload), memory=_shapes(self.memory[0]),
+            self.sub_cohort, _shapes(broadcast), _shapes(upload), before, _shapes(self.memory[0]),
         )  # fmt: skip
         exchange = self.by_name.setdefault(name, made)
         exchange.down[at], exchange.bytes_down[at] = down, bytes_down

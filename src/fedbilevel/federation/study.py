@@ -149,7 +149,8 @@ class Study:
         self._check_shapes(facts)
         if self.schema is None:
             return
-        bounds = SITE_TASKS[self.experiment.task].bounds(facts, rows, self.schema.bounds)
+        with np.errstate(over="ignore"):  # what is so large is refused below
+            bounds = SITE_TASKS[self.experiment.task].bounds(facts, rows, self.schema.bounds)
         for name, (least, largest) in bounds.items():
             slack = 1e-9 * np.maximum(1.0, np.maximum(np.abs(least), np.abs(largest)))  # for rounding
             if np.any(facts[name] < least - slack) or np.any(facts[name] > largest + slack):
@@ -237,8 +238,9 @@ def facts_of_copy() -> dict[str, str]:
     }
 
 
-def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str:
-    """Why a site's copy does not fit the server's, or "" if it does."""
+def difference(said: Mapping[str, str], there: Mapping[str, str]) -> str:
+    """Why a site's copy does not fit what the server has said of its own, or "" if it does."""
+    here = {name: said.get(name, "?") for name in there}
     if here["version"] != there.get("version"):
         return f"it has fedbilevel {there.get('version')}, the server {here['version']}: install the same version."
     if here["code"] != there.get("code"):

@@ -172,6 +172,8 @@ class Party:
         projected = self._projected(message.projections)
         broadcast = self._with_blocks(exchange.broadcast, received, message.blocks, {**self.blocks, **projected})
         scope = "run" if self.program.algorithm.remembers == "run" else message.scope
+        if exchange.before is not None and self.memory.get(scope) is None:
+            raise FedbilevelError(f"'{message.method}' needs what another exchange of this round leaves behind.")
         memory, upload = _call(
             self.program,
             exchange.method,
