@@ -1,5 +1,6 @@
 """The way of a message: FLARE's cells, a site's process and its worker, and who else calls."""
 
+import gc
 import json
 import os
 import subprocess
@@ -88,6 +89,25 @@ def test_who_does_not_answer_keeps_nobody_else_waiting(cells: dict[str, CoreCell
     threading.Timer(0.2, ended.set).start()
     assert asks.ask({"east": Packet("three")}, {"east": 60.0}, ended.is_set) == {"east": "it did not answer."}
     held.set()
+
+
+def test_a_thousand_exchanges_leave_nothing_behind(cells: dict[str, CoreCell]) -> None:
+    """No thread and nothing in memory. FLARE's own calls leave a thread behind for a minute."""
+    server = Channel(cells["server"])
+    for name in ("north", "east"):
+        Channel(cells[name], "server", lambda packet: packet)
+
+    def exchanges(count: int) -> tuple[int, int]:
+        for _ in range(count):
+            packet = Packet("what", b"", bytes(4000))
+            assert server.ask(dict.fromkeys(("north", "east"), packet), both(60.0)) == {"north": packet, "east": packet}
+        gc.collect()
+        return threading.active_count(), len(gc.get_objects())
+
+    threads, objects = exchanges(100)
+    after = exchanges(1000)
+    assert after[0] <= threads
+    assert after[1] < objects + 500
 
 
 def test_frames_of_nobody_who_was_asked_are_refused(cells: dict[str, CoreCell]) -> None:
