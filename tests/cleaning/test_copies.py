@@ -1,4 +1,4 @@
-"""The copies of tables without label issues, and what people see of them, without a search: what it finds is made up."""
+"""The copies of tables without label issues, and what people see of them. Nothing is searched: findings are made up."""
 
 import csv
 from pathlib import Path

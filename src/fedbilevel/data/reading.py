@@ -53,10 +53,11 @@ def table(
         source: a CSV, TSV, Parquet or NPZ file; several files, one for each client; a folder of pictures with a folder
             for each class, or with a labels.csv; a pandas data frame; or an array with a row for each sample.
         label: the column with the labels, or the labels. Pictures in folders do without.
-        client: the column that says who has a row, or who has each row. Without it, every file is a client.
+        client: the column that says which client a row belongs to, or the client of each row. Without it, every file is
+            a client.
         trusted: the column that says whether a label was checked: true or false, yes or no, 1 or 0; a missing value
             is no. Or a value for each row.
-        id: the column with what rows are called. Without it, they are called by their line.
+        id: the column with the names of the rows. Without it, their lines name them.
         group: the column with groups of people, for tasks about groups.
         drop: columns to leave out.
         categorical: columns whose values are names, even if they look like numbers.
