@@ -131,7 +131,7 @@ def _divided(table: OwnTable, options: Mapping[str, Any]) -> np.ndarray:
 
 
 def _check_facts(name: str, table: OwnTable, known: Facts) -> None:
-    """Refuse what the task would refuse, too, but in the words of a table: there are no sites, and classes have names."""
+    """Refuse what the task would refuse, too, in the words of a table: it has no sites, and classes have names."""
     kind = "validation" if table.trusted is None else "trusted"
     if (rare := np.flatnonzero(known.get("sum validation", np.ones(1)) < 1)).size:
         names = listed([table.classes[n] for n in rare])
@@ -140,8 +140,8 @@ def _check_facts(name: str, table: OwnTable, known: Facts) -> None:
         )
     if (known.get("mean positives", np.ones(1)) <= 0).any():
         raise FedbilevelError(
-            f"{name}: there are no validation rows of both groups with the label {table.classes[1]}: this task needs more "
-            f"{kind} rows of them."
+            f"{name}: there are no validation rows of both groups with the label {table.classes[1]}: this task needs "
+            f"more {kind} rows of them."
         )
 
 
