@@ -114,7 +114,7 @@ def _table(
     parts, first = [], 0
     for n, part in enumerate(tables):
         raw = part.read(wanted)
-        mine = {name: Cells(part, name, part.arrow(name, raw.pop(name))) for name in wanted}
+        mine = {name: _cells(part, name, raw.pop(name)) for name in wanted}
         matrix = None if opened.features is None else opened.features[first : first + len(part)]
         first += len(part)
         parts.append(Part(part, opened.names[n], kept[n], mine, opened.pictures[n], matrix))
@@ -181,6 +181,14 @@ def _inputs(tables: Sequence[Table], roles: Mapping[str, Given], drop: Sequence[
             f"{tables[0].source} has no column besides the label to learn from: it has {listed(tables[0].names)}."
         )
     return wanted
+
+
+def _cells(part: Table, name: str, column: Any) -> Cells:
+    """The cells of an input; says how to go on without those that cannot be one."""
+    try:
+        return Cells(part, name, part.arrow(name, column))
+    except FedbilevelError as error:
+        raise FedbilevelError(f"{str(error).rstrip('.')}: --drop leaves the column out.") from None
 
 
 def _rows_by_client(parts: Sequence[Part], who: np.ndarray) -> list[list[Index]]:
