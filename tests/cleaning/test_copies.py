@@ -105,11 +105,13 @@ def test_names_are_written_in_full(tmp_path: Path) -> None:
 
 def test_the_page_shows_what_belongs_to_own_features(tmp_path: Path) -> None:
     """The columns that are not looked at; or, if there are any, the pictures."""
-    frame = pd.DataFrame({"label": ["a", "b"] * 6, "text": [f"a long text, number {n}" for n in range(12)]})
+    frame = pd.DataFrame(
+        {"label": ["a", "b"] * 6, "text": [f"a long text{' with many words' * 9}, number {n}" for n in range(12)]}
+    )
     frame.to_csv(tmp_path / "labels.csv", index=False)
     features = np.random.default_rng(0).normal(size=(12, 2))
     shown = page.render(made_up(fb.data.table(tmp_path / "labels.csv", label="label", features=features)))
-    assert f"a long text, number {WRONG}" in shown
+    assert f"with many words, number {WRONG}" in shown
     assert "&gt; 99.9 %" in shown
     assert "100 %" not in shown.partition("The most suspicious rows")[2]
     for n in range(12):
