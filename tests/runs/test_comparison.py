@@ -95,7 +95,7 @@ def test_the_catalogue_is_up_to_date() -> None:
 
 
 def test_bands_are_over_seeds(tmp_path: Path) -> None:
-    runs = comparison.plan("quadratic", "fedbio", 10, "0,1")
+    runs = comparison.plan("quadratic", "fedbio", 10, (0, 1))
     members = comparison.run(runs, tmp_path / "here").members
     mean, deviation = grid.band([m.history for m in members], "error")
     each = np.array([[row["error"] for row in m.history] for m in members])

@@ -58,6 +58,7 @@ class FedMBO(Algorithm):
     source = "reconstruction without the paper's text"
     assumes = "g strongly convex in y"
     exact = "exact in the mean, up to the remainder (I - d2yy g / l)^N of the series"
+    alone = "BSA: steps of y, then one of x with a random product of the Neumann series"
     costs = (
         "T + N' + 2 exchanges per round, N' being the longest chain's: p + (T + N' + 1)d floats down and up with "
         "full participation (a client that missed the last round also needs y: d more down; a v_j is always new to its "

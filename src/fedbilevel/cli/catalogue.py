@@ -2,25 +2,29 @@
 
 import inspect
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
+from rich.markup import escape
 from rich.table import Table
 
-from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.cli.options import ClientCount, Sample, Set, console, first_line, settings_of
 from fedbilevel.engines.accounting import ORACLES
 from fedbilevel.engines.participation import participation
 from fedbilevel.engines.plan import Exchange, Plan, plan, shared_accounting
 from fedbilevel.report import catalogue
+from fedbilevel.runs import plugins
 from fedbilevel.runs.experiment import Experiment
-from fedbilevel.tasks import TASKS
 
 
 def algorithms(
-    name: Annotated[str | None, typer.Argument(help="Explain this algorithm and its hyper-parameters.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Explain this algorithm and its hyper-parameters; also ./my_method.py:MyMethod."),
+    ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the text of docs/algorithms.md.")] = False,
 ) -> None:
     """List the algorithms, or explain one."""
@@ -28,12 +32,10 @@ def algorithms(
         print(catalogue.markdown(), end="")
         return
     if name is None:
-        table = Table("algorithm", "what it does", "hyper-parameters")
-        for name, kind in ALGORITHMS.items():
-            table.add_row(name, catalogue.summary(kind), ", ".join(f.name for f in fields(kind)))
-        console.print(table)
+        described = lambda kind: (catalogue.summary(kind), ", ".join(f.name for f in fields(kind)))
+        console.print(_listed("algorithm", ("what it does", "hyper-parameters"), described))
         return
-    kind = ALGORITHMS[name]
+    kind = plugins.algorithm(name)
     console.print(inspect.getdoc(kind), highlight=False, markup=False, soft_wrap=True)
     for fact, text in catalogue.facts(kind).items():
         console.print(f"\n{fact}: {text}", highlight=False, markup=False)
@@ -46,17 +48,29 @@ def algorithms(
 def tasks(name: Annotated[str | None, typer.Argument(help="Explain this task and its options.")] = None) -> None:
     """List the tasks, or explain one."""
     if name is not None:
-        console.print(inspect.getdoc(inspect.getmodule(TASKS[name])), highlight=False, markup=False)
-        console.print("\n" + (inspect.getdoc(TASKS[name]) or ""), highlight=False, markup=False)
+        make = plugins.maker(name)
+        console.print(inspect.getdoc(inspect.getmodule(make)), highlight=False, markup=False)
+        console.print("\n" + (inspect.getdoc(make) or ""), highlight=False, markup=False)
         return
-    table = Table("task", "what it is", "options (defaults)")
-    for name, make in TASKS.items():
-        table.add_row(
-            name,
-            first_line(make),
-            ", ".join(f"{k}={p.default}" for k, p in inspect.signature(make).parameters.items()),
-        )
-    console.print(table)
+    options = lambda make: ", ".join(_parameters(make))
+    console.print(_listed("task", ("what it is", "options (defaults)"), lambda make: (first_line(make), options(make))))
+
+
+def _parameters(make: Callable[..., Any]) -> list[str]:
+    """The options of a task with their defaults."""
+    known = inspect.signature(make).parameters.values()
+    return [p.name if p.default is p.empty else f"{p.name}={p.default}" for p in known]
+
+
+def _listed(kind: plugins.Kind, headings: Sequence[str], described: Callable[[Any], tuple[str, ...]]) -> Table:
+    """Everything by name, and, if other packages are installed, where it comes from; with why some cannot be used."""
+    everything = list(plugins.listed(kind))
+    others = any(origin for _, origin, _ in everything)
+    table = Table(kind, *headings, *(["from"] if others else []))
+    for name, origin, thing in everything:
+        cells = (f"[red]{escape(thing)}[/red]", "") if isinstance(thing, str) else map(escape, described(thing))
+        table.add_row(name, *cells, *([origin] if others else []))
+    return table
 
 
 def show_plan(

@@ -16,7 +16,7 @@ def compare(
     task: Annotated[str, typer.Argument(help="Name of a task (see 'fedbilevel tasks').")],
     algorithms: Annotated[str | None, typer.Option(help="Names with commas. Default: all that fit the task.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="Seeds, for instance 0..4 or 0,3,7.")] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds, for instance 0..4 or 0,3,7.")] = "0",
     sample: Sample = None,
     until: Annotated[
         str,
@@ -32,7 +32,9 @@ def compare(
 ) -> None:
     """Run several algorithms on a task and compare them in a table and in curves."""
     with ending_well():
-        comparison = comparisons.plan(task, algorithms, rounds, seeds, sample, settings_of(set_), until)
+        comparison = comparisons.plan(
+            task, algorithms, rounds, comparisons.parse_seeds(seeds), sample, settings_of(set_), until
+        )
         compare_and_show(comparison, out, jobs, as_json)
 
 

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +51,20 @@ class Objective:
 
     def __init__(self, loss: Loss, name: str, rows: Rows, size: int | None, tally: Tally | None = None) -> None:
         self._loss, self._name, self._rows, self._size, self._tally = loss, name, rows, size, tally
+        self._whole: tuple[Any, int] | None = None  # of a block: the rows of all blocks, and how many there are
+
+    def block(self, number: int | jax.Array, blocks: int) -> "Objective":
+        """The loss on one of so many blocks of neighbouring rows, in shares of the whole: the mean over all blocks is
+        the loss on all rows, also where blocks differ in size. Its batches are the whole block, whatever the key.
+        """
+        rows = self._rows
+        first, last = (rows.size * n // blocks for n in (number, number + 1))
+        part = rows._replace(
+            start=rows.start + first, size=last - first, longest=-(-rows.longest // blocks), ragged=True
+        )
+        objective = Objective(self._loss, self._name, part, None, self._tally)
+        objective._whole = rows.size, blocks
+        return objective
 
     def value(self, x: Vector, y: Vector, key: Key) -> jax.Array:
         """The loss."""
@@ -117,7 +132,8 @@ class Objective:
 
         def mean(x: Tree, y: Tree) -> jax.Array:
             each = jax.vmap(lambda row: self._scalar(x, y, jax.tree.map(lambda a: a[None], row)))(batch)
-            return jnp.sum(jnp.where(own, each, 0)) / rows.size
+            total = jnp.sum(jnp.where(own, each, 0))
+            return total / rows.size if self._whole is None else total * self._whole[1] / self._whole[0]
 
         return mean
 

@@ -110,6 +110,10 @@ class Clients(ABC):
         """The upper loss on the server's own validation rows."""
 
     @abstractmethod
+    def adjoint(self, y: Vector) -> Vector:
+        """Where the adjoint u starts, for ``init``: what the user gave, or 0 in the space of y."""
+
+    @abstractmethod
     def sample(self, size: int) -> "Clients":
         """A sub-cohort, drawn uniformly without replacement from these clients."""
 

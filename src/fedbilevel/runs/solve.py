@@ -41,7 +41,7 @@ class Engine(Protocol):
 
     plan: Plan
 
-    def start(self, seed: int, x: Any = None, y: Any = None) -> Any: ...
+    def start(self, seed: int, x: Any = None, y: Any = None, u: Any = None) -> Any: ...
     def advance(self, state: Any, rounds: int) -> Any: ...
     def solution(self, state: Any) -> tuple[Any, Any]: ...
     def metrics(self, state: Any) -> Mapping[str, Any]: ...
@@ -94,6 +94,7 @@ def solve(
     diagnostics: Sequence[str | Diagnostic | Measure] = (),
     x: Tree = None,
     y: Tree = None,
+    u: Tree = None,
     engine: "Literal['simulation', 'local'] | Engine" = "simulation",
     batching: Batching = "auto",
     metrics: bool = True,
@@ -117,6 +118,7 @@ def solve(
             quantity is not defined, and replaces a metric of the same name. Neither the traffic nor the seconds
             include them.
         x, y: where to start, instead of the problem's ``init``.
+        u: where the adjoint starts, in the structure of y, instead of at 0; for PrimalDual, its multiplier.
         engine: "simulation" (compiled) or "local" (messages between a server and clients in this process), or an
             engine that was made for this task, algorithm and sample.
         batching: how the simulator visits the clients: "scan" one by one, "vmap" all at once, "auto" whichever suits
@@ -140,7 +142,9 @@ def solve(
     began = time.perf_counter()
     chosen = participation(sample, len(task.clients))
     runner = _engine(engine, task, algorithm, chosen, batching)
-    given = _start_values(task, x, y)
+    given = _start_values(task, x, y, u)
+    if u is not None and not runner.plan.starts_u:
+        raise FedbilevelError(f"{type(algorithm).__name__} keeps no adjoint from round to round: leave out u.")
     every = interval(rounds, every)
     told = [each if isinstance(each, Callback) else OnRow(each) for each in callbacks]
     checkpoints = Checkpoints(checkpoint) if isinstance(checkpoint, Path | str) else checkpoint
@@ -239,15 +243,15 @@ def observe(engine: Engine, state: Any, seconds: float, metrics: bool) -> Row:
 def check_rounds(rounds: Any, every: Any) -> None:
     """Refuse what is not a number of rounds."""
     if not isinstance(rounds, Integral) or rounds < 0:
-        raise FedbilevelError(f"rounds must be a whole number of at least 0, but is {rounds}.")
+        raise FedbilevelError(f"rounds must be a whole number of at least 0, not {rounds}.")
     if every is not None and (not isinstance(every, Integral) or every < 1):
-        raise FedbilevelError(f"every must be a whole number of at least 1, but is {every}.")
+        raise FedbilevelError(f"every must be a whole number of at least 1, not {every}.")
 
 
 def check_seed(seed: Any) -> None:
     """Refuse what is not a seed."""
     if not isinstance(seed, Integral) or not 0 <= int(seed) < 2**32:
-        raise FedbilevelError(f"seed must be a whole number from 0 to 4294967295, but is {seed}.")
+        raise FedbilevelError(f"seed must be a whole number from 0 to 4294967295, not {seed}.")
 
 
 def _engine(name: str | Engine, task: Task, algorithm: Algorithm, chosen: Participation, batching: Batching) -> Engine:
@@ -279,12 +283,12 @@ def _fingerprint(
     return digest([(repr(words), np.zeros(0)), *(("start", leaf) for leaf in jax.tree.leaves(start))])
 
 
-def _start_values(task: Task, x: Tree, y: Tree) -> tuple[Tree, Tree]:
-    """The given x and y as arrays, checked against what the problem's ``init`` gives."""
+def _start_values(task: Task, x: Tree, y: Tree, u: Tree) -> tuple[Tree, Tree, Tree]:
+    """The given x, y and u as arrays, checked against what the problem's ``init`` gives."""
     first_x, first_y = jax.eval_shape(task.problem.start, jax.random.key(0))
     blocks = (len(task.clients),) if task.problem.private_x else ()
     checked = []
-    for name, given, first, lead in (("x", x, first_x, blocks), ("y", y, first_y, ())):
+    for name, given, first, lead in (("x", x, first_x, blocks), ("y", y, first_y, ()), ("u", u, first_y, ())):
         if given is not None:
             given = jax.tree.map(as_float, given)
             shapes = (
@@ -297,7 +301,7 @@ def _start_values(task: Task, x: Tree, y: Tree) -> tuple[Tree, Tree]:
                 )
             given = jax.tree.map(lambda a, like: a.astype(like.dtype), given, first.tree)
         checked.append(given)
-    return checked[0], checked[1]
+    return checked[0], checked[1], checked[2]
 
 
 def diverged(algorithm: Algorithm, state: Any, before: Result | None = None) -> Diverged:
