@@ -3,17 +3,17 @@
 Expected numbers come from tests/derivations.py, never from a run.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 import derivations
 import fedbilevel as fb
+from fedbilevel import testing
 from fedbilevel.tasks import Quadratic, WeightedQuadratics
+from fedbilevel.testing import check_limit
 
 T1 = Quadratic.random(clients=5, p=4, d=6)
 T2 = Quadratic.scalar()
@@ -35,6 +35,10 @@ class Limit(NamedTuple):
     rounds: int
     expected: Any
     tolerance: float = 1e-7
+
+    def check(self) -> None:
+        """As for everybody's algorithms."""
+        check_limit(testing.Limit(self.algorithm, self.rounds, self.problem, self.expected, self.tolerance))
 
 
 class Cost(NamedTuple):
@@ -723,34 +727,3 @@ MISSED = {
     **dict.fromkeys(("fedbioacc-local", "distbioacc"), P),
 }
 CONTRACT = {name: replace(entry, missed=MISSED.get(name, 0)) for name, entry in CONTRACT.items()}
-
-
-# Tasks for what holds for all algorithms.
-
-
-def problem_of(kind: Any, quadratic: Quadratic) -> Any:
-    """The same quadratic with the lower level that an algorithm is for."""
-    return quadratic.local() if kind.lower_level == "local" else quadratic
-
-
-@cache
-def noisy(lower_level: str, weighting: bool, dtype: Any = np.float64) -> fb.Task:
-    """Four clients with two rows of matrices each, in batches of one row; different weights where they are free."""
-    if weighting:
-        w = WeightedQuadratics.random(clients=8, d=4)
-        made = replace(w, H=w.H[:4], c=w.c[:4]).task()
-        clients = [{"train": {"H": w.H[2 * m : 2 * m + 2], "c": w.c[2 * m : 2 * m + 2]}} for m in range(4)]
-        rows = {"H": w.H[:2], "c": w.c[:2]}
-        task = fb.Task(made.problem, clients, batch_size=1, server=rows)
-    else:
-        q = Quadratic.random(clients=8, p=3, d=4)
-        q = q.local() if lower_level == "local" else q
-        rows = lambda names, m: {k: getattr(q, k)[2 * m : 2 * m + 2] for k in names}
-        data = [{"train": rows(("A", "B", "b"), m), "val": rows(("P", "s", "R", "t"), m)} for m in range(4)]
-        task = fb.Task(q.task().problem, data, weights=[1, 2, 3, 4], batch_size=1)
-    if dtype == np.float64:
-        return task
-    cast = lambda tree: jax.tree.map(lambda a: np.asarray(a, dtype), tree)
-    start: Callable[..., Any] = task.problem.init
-    problem = replace(task.problem, init=lambda key: cast(start(key)))
-    return replace(task, problem=problem, clients=cast(task.clients), server=cast(task.server))

@@ -10,7 +10,7 @@ from fedbilevel.core.schedules import Schedule, cube_root, power
 from fedbilevel.engines.simulation import Simulation
 from fedbilevel.runs.experiment import Experiment
 from fedbilevel.tasks import Quadratic
-from helpers import largest_difference
+from fedbilevel.testing import largest_difference
 
 Q = Quadratic.random(clients=3, p=3, d=4)
 U = np.array([1.0, -2.0, 0.5, 3.0])

@@ -9,7 +9,7 @@ import fedbilevel as fb
 from fedbilevel.core.sampling import draw
 from fedbilevel.engines.program import round_keys
 from fedbilevel.tasks import Quadratic
-from helpers import largest_difference
+from fedbilevel.testing import largest_difference
 
 CLIENTS, ROWS = 2, 5
 Q = Quadratic.random(clients=CLIENTS * ROWS, p=2, d=3, heterogeneity=0.5)

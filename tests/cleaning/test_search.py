@@ -10,7 +10,7 @@ from fedbilevel.cleaning import Findings, clean_arrays
 from fedbilevel.cleaning.effort import DEFAULT, FEDAVG_ROUNDS, THOROUGH, design_of, folds_of
 from fedbilevel.cleaning.judgement import halfway, interval, noise_of
 from fedbilevel.cleaning.scaling import Scale, Sums
-from fedbilevel.tasks.label_errors import SHARPER, SHIFTS, Said
+from fedbilevel.tasks.label_errors import SHARPER, SHIFTS, Said, in_chunks, summed
 from fedbilevel.tasks.scores import auc
 
 
@@ -118,6 +118,13 @@ def test_folds_have_equally_many_rows_of_every_label() -> None:
         for sure in (True, False):
             counts = np.bincount(fold[(labels == label) & (trusted == sure)], minlength=5)
             assert np.ptp(counts) <= 1
+
+
+@pytest.mark.parametrize("rows", [1, 63, 100, 2048, 5000])
+def test_chunks_are_filled_up_and_nothing_counts_twice(rows: int) -> None:
+    values = np.arange(rows, dtype=np.float32)
+    assert summed(lambda counts, some: counts @ some, values) == values.sum(dtype=float)
+    np.testing.assert_array_equal(in_chunks(lambda some: (2 * some,), values)[0], 2 * values)
 
 
 def test_scaling_by_sums_is_scaling_by_all_rows() -> None:

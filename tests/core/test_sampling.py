@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
-from contract import noisy
 from fedbilevel.core.sampling import advance, draw, is_walking, shuffled, walking, wrapped
 from fedbilevel.engines.messaging.local import Local
 from fedbilevel.engines.participation import Uniform
 from fedbilevel.engines.simulation import Simulation
-from helpers import identical, largest_difference
+from fedbilevel.testing import identical, largest_difference, noisy
 
 KEY = walking(jax.random.key(1), jax.random.key(2), 0)
 

@@ -1,10 +1,12 @@
 """Ledgers: whatever is done to one afterwards shows, and whatever a crash does is repaired and said."""
 
 import json
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import fedbilevel as fb
@@ -142,6 +144,18 @@ def test_refusals_do_not_fill_the_disk(tmp_path: Path) -> None:
     assert verify(log.path).lines == ledger.MOST_REFUSED
     log.note({"action": "run"})
     assert list(ledger.lines(log.path))[-1]["left_out"] == 5000 - ledger.MOST_REFUSED
+
+
+@pytest.mark.parametrize("kind", ["f4", "f8", "f2", "i4", "u1", "?"])
+@pytest.mark.parametrize("shape", [(), (0,), (7,), (3, 5)])
+def test_what_leaves_is_described_by_shapes_and_norms(kind: str, shape: tuple[int, ...]) -> None:
+    """In double precision, whatever the type: 200 * 200 is too large for u1."""
+    array = np.full(shape, 200).astype(kind)
+    exact = math.sqrt(sum(float(each) ** 2 for each in array.ravel()))
+    (found,) = ledger.described({"x": array}).values()
+    assert found["shape"] == list(shape)
+    assert found["norm"] == pytest.approx(exact, rel=1e-12)
+    assert ("value" in found) == (shape == ())
 
 
 def test_the_command_says_whether_ledgers_are_intact(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ class FedBiOAcc(Algorithm):
             worst = largest(getattr(self, name)) * self.rate.largest() ** 2
             if worst > 1:
                 raise FedbilevelError(
-                    f"FedBiOAcc: {name} * rate^2 must be at most 1, but is {worst:.3g} at t = 1: lower {name} or rate."
+                    f"FedBiOAcc: {name} * rate^2 must be at most 1, not {worst:.3g} at t = 1: lower {name} or rate."
                 )
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> FedBiOAccState:

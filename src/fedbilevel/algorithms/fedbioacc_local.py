@@ -118,7 +118,7 @@ class FedBiOAccLocal(Algorithm):
             worst = largest(getattr(self, name)) * self.rate.largest() ** 2
             if worst > 1:
                 raise FedbilevelError(
-                    f"{type(self).__name__}: {name} * rate^2 must be at most 1, but is {worst:.3g} at t = 1: "
+                    f"{type(self).__name__}: {name} * rate^2 must be at most 1, not {worst:.3g} at t = 1: "
                     f"lower {name} or rate."
                 )
 

@@ -72,7 +72,7 @@ class FedMSA(Algorithm):
 
     def check(self) -> None:
         if largest(self.forgetting) > 1:
-            raise FedbilevelError(f"FedMSA: forgetting must be at most 1, but is {self.forgetting}.")
+            raise FedbilevelError(f"FedMSA: forgetting must be at most 1, not {self.forgetting}.")
 
     def memory(self, x: Vector, y: Vector) -> Point:
         return Point(x, y, u=0 * y)

@@ -81,7 +81,7 @@ class LocalBSGVRM(Algorithm):
             worst = largest(getattr(self, name)) * largest(self.rate) ** 2
             if worst > 1:
                 raise FedbilevelError(
-                    f"LocalBSGVRM: {name} * rate^2 must be at most 1, but is {worst:.3g}: lower {name} or rate."
+                    f"LocalBSGVRM: {name} * rate^2 must be at most 1, not {worst:.3g}: lower {name} or rate."
                 )
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> LocalBSGVRMState:

@@ -138,17 +138,22 @@ class MeFBO(Algorithm):
     def descend(self, client: Client, key: Key, z: Triple, t: jax.Array) -> Triple:
         def step(carry: tuple[Triple, Triple], key: Key, _: Any) -> tuple[Triple, Triple]:
             z, total = carry
-            h = self.directions(client, z, t, key)
-            moved = Triple(
-                x=z.x - self.local_lr_upper(t) * h.x,
-                y=z.y - self.local_lr_lower(t) * h.y,
-                theta=z.theta - self.local_lr_prox(t) * h.theta,
-            )
+            moved, h = self.step(client, z, t, key)
             return moved, add(total, h)
 
         nothing = Triple(*(0 * v for v in z))
         _, total = client.repeat(self.local_steps, step, (z, nothing), key)
         return Triple(*(v / self.local_steps for v in total))
+
+    def step(self, client: Client, z: Triple, t: jax.Array, key: Key) -> tuple[Triple, Triple]:
+        """A local step: where it leads, and the directions it takes."""
+        h = self.directions(client, z, t, key)
+        moved = Triple(
+            x=z.x - self.local_lr_upper(t) * h.x,
+            y=z.y - self.local_lr_lower(t) * h.y,
+            theta=z.theta - self.local_lr_prox(t) * h.theta,
+        )
+        return moved, h
 
     def directions(self, client: Client, z: Triple, t: jax.Array, key: Key) -> Triple:
         """A client's share of the directions that descend in x and y and ascend in theta."""

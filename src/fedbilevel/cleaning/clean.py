@@ -9,6 +9,7 @@ import numpy as np
 
 from fedbilevel.cleaning.found import Found
 from fedbilevel.cleaning.search import clean_arrays
+from fedbilevel.data.inputs import are_paths
 from fedbilevel.data.own_tables import OwnTable
 from fedbilevel.data.reading import table
 from fedbilevel.errors import FedbilevelError, FedbilevelWarning
@@ -24,14 +25,14 @@ def clean(
     data: "pd.DataFrame | np.ndarray | str | Path | Sequence[str | Path]",
     labels: Any = None,
     *,
-    label: str | None = None,
-    client: str | None = None,
+    label: str | int | None = None,
+    client: str | int | None = None,
     clients: Any = None,
     trusted: Any = None,
     id: str | None = None,
-    drop: Sequence[str] = (),
-    categorical: Sequence[str] = (),
-    numeric: Sequence[str] = (),
+    drop: Sequence[str | int] = (),
+    categorical: Sequence[str | int] = (),
+    numeric: Sequence[str | int] = (),
     client_from: Literal["folder"] | None = None,
     features: Any = None,
     relabel: bool = False,
@@ -72,6 +73,11 @@ def clean(
     if client is not None and clients is not None:
         raise FedbilevelError("give the clients either by the name of their column (client=) or as an array, not both.")
     check_seed(seed)
+    is_frame = hasattr(data, "iloc") and hasattr(data, "columns")
+    if labels is not None and are_paths(data):
+        raise FedbilevelError(
+            "labels as an array belong to features as an array; of a file, name the column with label=."
+        )
     read = table(
         data,
         label=label if labels is None else labels,
@@ -86,7 +92,8 @@ def clean(
     )
     settings = {"relabel": relabel, "thorough": thorough, "seed": seed}
     found = search(read, settings, progress, checkpoint)
-    is_frame = hasattr(data, "iloc") and hasattr(data, "columns")
+    for warning in found.warnings:
+        warnings.warn(warning, FedbilevelWarning, stacklevel=2)
     if not is_frame and labels is None:
         return found
     given = data if is_frame else (data, labels)
@@ -120,14 +127,14 @@ def search(
         progress=progress,
         checkpoint=checkpoint,
     )
-    if findings.warning:
-        warnings.warn(findings.warning, FedbilevelWarning, stacklevel=3)
     return Found(data, findings, settings, bool(settings.get("relabel")))
 
 
 def _column(data: Any, given: Any) -> Any:
     """A column of a frame by its name, or what was given in its place."""
-    return data[given] if isinstance(given, str) else given
+    if not isinstance(given, str | int | np.integer):
+        return given
+    return data.iloc[:, [str(name) for name in data.columns].index(str(given))]
 
 
 def _as_given(column: Any, rows: np.ndarray, numbers: np.ndarray, known: Sequence[str]) -> tuple[Any, ...]:

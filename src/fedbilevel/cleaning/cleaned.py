@@ -1,6 +1,5 @@
 """The data without their label issues, or with the likely labels: as people gave them, and as files."""
 
-import csv
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,8 +10,9 @@ import numpy as np
 from fedbilevel.cleaning.suspects import named
 from fedbilevel.data.cells import written
 from fedbilevel.data.columns import is_arrow
-from fedbilevel.data.folders import NAMED
+from fedbilevel.data.folders import picture_column
 from fedbilevel.data.own_tables import Part
+from fedbilevel.storage.csv_files import CsvWriter
 
 if TYPE_CHECKING:
     from fedbilevel.cleaning.found import Found
@@ -32,8 +32,9 @@ def without(found: "Found") -> Any:
     keep, labels = _kept(found, 0, len(found.data.parts[0].table))
     if isinstance(given, pd.DataFrame):
         cleaned = given.loc[keep].copy() if not keep.all() else given.copy()
-        if found.relabel and found.data.label in cleaned.columns:
-            place = list(cleaned.columns).index(found.data.label)
+        names = [str(name) for name in cleaned.columns]
+        if found.relabel and found.data.label in names:
+            place = names.index(found.data.label)
             for row, label in labels.items():
                 cleaned.iloc[row, place] = label
         return cleaned
@@ -74,7 +75,7 @@ def _inputs(found: "Found", folder: Path | None = None) -> Iterator[tuple[str, P
         for column in columns:
             if column == found.data.label and labels:
                 columns[column] = _replaced(columns[column], labels)
-            if part.pictures is not None and folder is not None and column == _picture_column(part):
+            if part.pictures is not None and folder is not None and column == picture_column(part.table):
                 columns[column] = [os.path.relpath(path, folder) for path in part.pictures]
         yield name, part, {column: _filtered(values, keep) for column, values in columns.items()}
 
@@ -88,11 +89,6 @@ def _kept(found: "Found", number: int, rows: int) -> tuple[np.ndarray, dict[int,
         keep[found.data.row[own]] = False
         return keep, {}
     return keep, {int(found.data.row[n]): found.classes[int(found.findings.predicted[n])] for n in own}
-
-
-def _picture_column(part: Part) -> str:
-    """The column that names the pictures."""
-    return next(name for name in part.table.names if name.lower() in NAMED)
 
 
 def _replaced(column: Any, labels: Mapping[int, Any]) -> Any:
@@ -128,12 +124,12 @@ def _frame(columns: Mapping[str, Any]) -> Any:
 def _write_text(path: Path, columns: Mapping[str, Any]) -> None:
     rows = len(next(iter(columns.values())))
     with path.open("w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",", lineterminator="\n")
-        table.writerow(columns)
+        table = CsvWriter(file, "\t" if path.suffix == ".tsv" else ",")
+        table.rows([list(columns)])
         for first in range(0, rows, AT_ONCE):
             some = slice(first, first + AT_ONCE)
             cells = [c[some].to_pylist() if is_arrow(c) else c[some] for c in columns.values()]
-            table.writerows(zip(*cells, strict=True))
+            table.rows(zip(*cells, strict=True))
 
 
 def _write_parquet(path: Path, columns: Mapping[str, Any]) -> None:

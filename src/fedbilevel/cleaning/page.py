@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from fedbilevel.cleaning.found import Found
 from fedbilevel.cleaning.shares import Share, confusion, shares
-from fedbilevel.cleaning.words import cell, percent
+from fedbilevel.cleaning.words import cell, percent, probable
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.report import page
 from fedbilevel.storage.files import write_atomically
@@ -25,7 +25,13 @@ THUMBNAIL = 160  # pixels
 
 HERE = Path(__file__).parent
 TEMPLATES = page.TEMPLATES.overlay(loader=ChoiceLoader([FileSystemLoader(HERE), FileSystemLoader(page.HERE)]))
-TEMPLATES.filters = {**page.TEMPLATES.filters, "percent": percent, "cell": cell, "thousands": lambda n: f"{n:,}"}
+TEMPLATES.filters = {
+    **page.TEMPLATES.filters,
+    "percent": percent,
+    "probable": probable,
+    "cell": cell,
+    "thousands": lambda n: f"{n:,}",
+}
 
 
 def write(found: Found, path: Path) -> Path:

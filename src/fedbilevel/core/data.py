@@ -44,6 +44,11 @@ class Layout(NamedTuple):
     server: bool = False  # whether the validation rows are the server's, the same for all clients
     sampling: Sampling = "replacement"  # how batches are drawn
 
+    def rows(self, data: Data) -> dict[str, float]:
+        """How many rows of f and of g a client has; the mean where clients differ."""
+        holders = {"f": (data.val, 1 if self.server else self.clients), "g": (data.train, self.clients)}
+        return {loss: len(columns(split.arrays)[0][0]) / count for loss, (split, count) in holders.items()}
+
     def client(
         self, problem: Problem, data: Data, id: jax.Array | int, weight: jax.Array, tally: Tally | None = None
     ) -> Client:

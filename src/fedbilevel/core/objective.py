@@ -1,8 +1,9 @@
 """One client's loss, seen through its batches: value, gradients, second-order products."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -15,9 +16,24 @@ from fedbilevel.errors import FedbilevelError
 
 
 class Tally(Counter[str]):
-    """Counts oracle calls while a client function is traced: gradients Gf, Gg, cross products J, Hessian products H."""
+    """Counts oracle calls while a client function is traced: gradients Gf, Gg, cross products J, Hessian products H.
+
+    ``samples`` counts the rows of their batches, a row once for each call. ``rows`` are those of a batch of all the
+    data, by the name of the loss.
+    """
 
     times: int = 1
+    samples: float = 0
+    rows: Mapping[str, float] = MappingProxyType({"f": 1, "g": 1})
+
+    def count(self, oracle: str, loss: str, size: int | None, calls: int = 1) -> None:
+        """Some calls of an oracle, each on a batch of this size."""
+        self[oracle] += calls * self.times
+        self.samples += calls * self.times * (self.rows[loss] if size is None else size)
+
+    def clear(self) -> None:
+        super().clear()
+        self.samples = 0
 
     @contextmanager
     def repeated(self, times: int) -> Iterator[None]:
@@ -84,8 +100,7 @@ class Objective:
 
     def hessian(self, x: Vector, y: Vector, key: Key) -> jax.Array:
         """The matrix ``d2yy`` on one batch, in the order of ``y.flat()``; counted as one product per column."""
-        if self._tally is not None:
-            self._tally["H"] += y.size * self._tally.times
+        self._count("H", y.size)
         loss = self._on(key)
         return jax.hessian(lambda flat: loss(x.tree, y.like(flat).tree))(y.flat())
 
@@ -98,10 +113,10 @@ class Objective:
         (_, dy), (dxy, dyy) = jax.jvp(lambda y: jax.grad(loss, (0, 1))(x.tree, y), (y.tree,), (v.tree,))
         return Vector(dy, "y"), Vector(dxy, "x"), Vector(dyy, "y")
 
-    def _count(self, oracle: str) -> None:
+    def _count(self, oracle: str, calls: int = 1) -> None:
         if self._tally is not None:
             name = oracle + self._name if oracle == "G" else oracle
-            self._tally[name] += self._tally.times
+            self._tally.count(name, self._name, self._size, calls)
 
     def _on(self, key: Key) -> Callable[[Tree, Tree], jax.Array]:
         """The loss on the batch of this name, as a function of (x, y)."""

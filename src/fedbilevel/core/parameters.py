@@ -85,7 +85,7 @@ def check_fields(owner: Any) -> None:
             value = _numbers(name, field.name, value, known)
             object.__setattr__(owner, field.name, value)
         elif known.get("choices") and value not in known["choices"]:
-            raise FedbilevelError(f"{name}: {field.name} must be {' or '.join(known['choices'])}, but is {value!r}.")
+            raise FedbilevelError(f"{name}: {field.name} must be {' or '.join(known['choices'])}, not {value!r}.")
         if isinstance(value, int | float) and not isinstance(value, bool):
             _bound(name, field.name, value, known)
 
@@ -98,7 +98,7 @@ def _number(owner: str, name: str, value: Any, like: float) -> float:
     if kind is bool and isinstance(value, bool):
         return value
     what = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
-    raise FedbilevelError(f"{owner}: {name} must be {what}, but is {value!r}.")
+    raise FedbilevelError(f"{owner}: {name} must be {what}, not {value!r}.")
 
 
 def _numbers(owner: str, name: str, value: Any, known: Mapping[str, Any]) -> tuple[float, ...]:
@@ -114,8 +114,8 @@ def _numbers(owner: str, name: str, value: Any, known: Mapping[str, Any]) -> tup
 def _bound(owner: str, name: str, value: float, known: Mapping[str, Any]) -> None:
     above, least = known.get("above"), known.get("least")
     if above is not None and not value > above:
-        raise FedbilevelError(f"{owner}: {name} must be greater than {above}, but is {value}.")
+        raise FedbilevelError(f"{owner}: {name} must be greater than {above}, not {value}.")
     if isinstance(value, int) and value >= 2**31:
-        raise FedbilevelError(f"{owner}: {name} must be below 2^31, but is {value}.")
+        raise FedbilevelError(f"{owner}: {name} must be below 2^31, not {value}.")
     if least is not None and not value >= least:
-        raise FedbilevelError(f"{owner}: {name} must be at least {least}, but is {value}.")
+        raise FedbilevelError(f"{owner}: {name} must be at least {least}, not {value}.")

@@ -77,6 +77,25 @@ def own_tables(rows: Tree) -> Tree:
     return jax.tree.map(own, rows, is_leaf=lambda part: isinstance(part, Lookup))
 
 
+def as_arrays(rows: Tree, known: dict[int, tuple[Any, np.ndarray]]) -> Tree:
+    """The same rows with the arrays of other libraries, such as PyTorch's tensors, as those of numpy: not copied where
+    both can share the memory. ``known`` keeps what was converted, because lookups may share a table.
+    """
+
+    def array(leaf: Any) -> Any:
+        if not _foreign(leaf):
+            return leaf
+        if id(leaf) not in known:
+            known[id(leaf)] = (leaf, np.asarray(leaf))
+        return known[id(leaf)][1]
+
+    return jax.tree.map(array, rows) if any(map(_foreign, jax.tree.leaves(rows))) else rows
+
+
+def _foreign(leaf: Any) -> bool:
+    return hasattr(leaf, "__array__") and not isinstance(leaf, np.ndarray | np.generic | jax.Array)
+
+
 class Rows(NamedTuple):
     """The rows of one client: ``size`` rows of some arrays, from row ``start``. Never padded, never copied."""
 

@@ -34,7 +34,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.exponent != 0 and not self.offset > -1:
-            raise FedbilevelError(f"the offset of a schedule must be greater than -1, but is {self.offset}.")
+            raise FedbilevelError(f"the offset of a schedule must be greater than -1, not {self.offset}.")
 
     def tree_flatten(self) -> tuple[tuple[float, float], float]:
         return (self.scale, self.offset), self.exponent

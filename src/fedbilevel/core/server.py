@@ -44,6 +44,11 @@ class Each:
         """The same rows in another order."""
         return jax.tree.map(lambda a: a[order], self)
 
+    def where(self, some: jax.Array, others: "Each") -> "Each":
+        """These rows where ``some`` is true, and those of others elsewhere."""
+        choose = lambda a, b: jnp.where(some.reshape(-1, *(1,) * (jnp.ndim(a) - 1)), a, b)
+        return jax.tree.map(choose, self, others)
+
 
 class Replies(ABC):
     """What came back from one exchange."""

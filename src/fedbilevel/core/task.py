@@ -16,7 +16,7 @@ from fedbilevel.core.data import SPLITS, Data, Held, Joined, Layout, held
 from fedbilevel.core.digest import digest
 from fedbilevel.core.presentation import Presentation, Suggestion
 from fedbilevel.core.problem import Problem
-from fedbilevel.core.rows import own_tables, take
+from fedbilevel.core.rows import as_arrays, own_tables, take
 from fedbilevel.core.sampling import SAMPLINGS, Sampling
 from fedbilevel.core.types import Tree
 from fedbilevel.errors import FedbilevelError, UnknownName
@@ -67,6 +67,7 @@ class Task:
     def __post_init__(self) -> None:
         if len(self.clients) == 0:
             raise FedbilevelError("a task needs at least one client.")
+        self._convert()
         seen: set[int] = set()
         for split in SPLITS:
             check_rows(split, self._held(split))
@@ -77,7 +78,7 @@ class Task:
             raise FedbilevelError(f"batch_size needs the entries train and val, but has {sorted(self.batch_size)}.")
         if any(size is not None and (not isinstance(size, Integral) or size < 1) for size in self.layout.batch_sizes):
             raise FedbilevelError(
-                f"batch_size must be a whole number of at least 1, or None for all rows, but is {self.batch_size}."
+                f"batch_size must be a whole number of at least 1, or None for all rows, not {self.batch_size}."
             )
         if self.sampling not in SAMPLINGS:
             raise UnknownName("sampling", str(self.sampling), SAMPLINGS)
@@ -97,7 +98,7 @@ class Task:
             weights = np.ones(len(self.clients))
         elif isinstance(self.weights, str):
             if self.weights != "size":
-                raise FedbilevelError(f"weights must be None, 'size' or numbers, but is '{self.weights}'.")
+                raise FedbilevelError(f"weights must be None, 'size' or numbers, not '{self.weights}'.")
             weights = np.array([part.size for part in self._held("train")], float)
         else:
             weights = np.asarray(self.weights, float)
@@ -148,6 +149,18 @@ class Task:
         own = {split: own_tables(rows) for split, rows in self.clients[client].items()}
         shown = dataclasses.replace(self.shown, references=())
         return dataclasses.replace(self, clients=[own], weights=None, server=server, shown=shown)
+
+    def _convert(self) -> None:
+        """Take the arrays of other libraries as those of numpy, once."""
+        known: dict[int, Any] = {}
+        for name, given in (("clients", self.clients), ("server", self.server)):
+            try:
+                arrays = [as_arrays(rows, known) for rows in given] if name == "clients" else as_arrays(given, known)
+            except Exception as error:
+                reason = str(error).strip().partition("\n")[0].removesuffix(".") or type(error).__name__
+                raise FedbilevelError(f"{name}: an array cannot be read by numpy: {reason}.") from error
+            if known:
+                object.__setattr__(self, name, arrays)
 
     def _held(self, split: str) -> list[Held]:
         return held(self.clients, self.server, split)

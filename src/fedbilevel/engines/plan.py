@@ -1,8 +1,8 @@
-"""What a round costs, found by tracing the algorithm on shapes: exchanges, floats, oracle calls. Nothing is run.
+"""What a round costs, found by tracing the algorithm on shapes: exchanges, floats, oracle calls, samples.
 
-A vector counts once per client: a client keeps what it was sent until the end of the round, and what it was sent last
-until the next round if the same clients take part (full participation). Blocks of a private x are never sent. Control
-scalars (a time, a flag) are not counted as floats, but their bytes are.
+Nothing is run. A vector counts once per client: a client keeps what it was sent until the end of the round, and what it
+was sent last until the next round if the same clients take part (full participation). Blocks of a private x are never
+sent. Control scalars (a time, a flag) are not counted as floats, but their bytes are.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ from fedbilevel.core.task import Task
 from fedbilevel.core.vectors import Vector, is_vector
 from fedbilevel.engines.exchanges import Position, ProgramClients
 from fedbilevel.engines.participation import Everyone, Participation, check_sample
-from fedbilevel.engines.program import Program, check_each, check_fits, split_vectors
+from fedbilevel.engines.program import Program, check_each, split_vectors
 from fedbilevel.errors import FedbilevelError
 
 
@@ -40,6 +40,7 @@ class Exchange:
     bytes_down: np.ndarray
     bytes_up: int
     oracles: Counter[str]
+    samples: float
     cohort: int | None = None  # a sub-cohort of this size
     broadcast: Any = field(default=None, repr=False)  # shapes, for those who must rebuild messages
     upload: Any = field(default=None, repr=False)
@@ -105,6 +106,11 @@ class Plan(NamedTuple):
         return self.total(lambda e: e.up)
 
     @property
+    def samples(self) -> int:
+        """Rows in the batches of each client's oracle calls, a row once for each call."""
+        return self.total(lambda e: e.samples)
+
+    @property
     def oracles(self) -> Counter[str]:
         """Oracle calls of each client."""
         names = dict.fromkeys(name for e in self.round for name in e.oracles)
@@ -164,8 +170,8 @@ class _PlannedClients(ProgramClients):
         name, loops, at = self.position.take(), self.position.lengths, self.position.iterations
         nothing = lambda: np.zeros((2,) * len(loops), int)
         made = Exchange(
-            name, step.__name__, loops, nothing(), up, nothing(), bytes_up, Counter(tally), self.sub_cohort,
-            broadcast=_shapes(broadcast), upload=_shapes(upload), memory=_shapes(self.memory[0]),
+            name, step.__name__, loops, nothing(), up, nothing(), bytes_up, Counter(tally), tally.samples,
+            self.sub_cohort, broadcast=_shapes(broadcast), upload=_shapes(upload), memory=_shapes(self.memory[0]),
         )  # fmt: skip
         exchange = self.by_name.setdefault(name, made)
         exchange.down[at], exchange.bytes_down[at] = down, bytes_down
@@ -177,6 +183,7 @@ class _PlannedClients(ProgramClients):
         asked = (step.__name__, structure, tuple((jnp.shape(a), jnp.result_type(a)) for a in leaves))
         if asked not in self.traced:
             tally = Tally()
+            tally.rows = self.program.layout.rows(self.data)
             client = self.program.layout.client(self.program.problem, self.data, 0, self.data.weights[0], tally)
 
             def counted(*arguments: Any) -> Any:
@@ -300,15 +307,13 @@ def plan(task: Task, algorithm: Algorithm, participation: Participation | None =
     >>> cost.exchanges, cost.down, cost.up, cost.oracles["H"]
     (1, 16, 16, 3)
     """
-    program = Program(task.problem, algorithm, task.layout, participation or Everyone())
-    check_fits(program.problem, algorithm, program.layout, program.participation)
-    return trace(program, task.data)
+    return trace(Program.checked(task.problem, algorithm, task.layout, participation), task.data)
 
 
 def shared_accounting(task: Task, algorithm: Algorithm, participation: Participation | None = None) -> tuple[int, int]:
     """Floats down and up per round if all blocks of a private x were sent to and from all clients, as papers count."""
     private = plan(task, algorithm, participation)
     problem = replace(task.problem, private_x=False)
-    shared = trace(Program(problem, algorithm, task.layout, participation or Everyone()), task.data)
+    shared = trace(Program.checked(problem, algorithm, task.layout, participation), task.data)
     sent = len(task.clients)  # every vector of x has one block per client
     return private.down + sent * (shared.down - private.down), private.up + sent * (shared.up - private.up)

@@ -33,6 +33,20 @@ class Program:
     participation: Participation
     batching: Literal["scan", "vmap"] = "scan"  # how the simulator goes through the clients
 
+    @classmethod
+    def checked(
+        cls,
+        problem: Problem,
+        algorithm: Algorithm,
+        layout: Layout,
+        participation: Participation | None = None,
+        batching: Literal["scan", "vmap"] = "scan",
+    ) -> "Program":
+        """A program whose algorithm fits its problem and its clients; an error says what does not fit."""
+        program = cls(problem, algorithm, layout, participation or Everyone(), batching)
+        check_fits(problem, algorithm, layout, program.participation)
+        return program
+
     @property
     def holds(self) -> bool:
         """Whether clients keep something from one exchange to the next."""

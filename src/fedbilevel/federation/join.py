@@ -13,7 +13,7 @@ from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation import flare_files, logs, presence, process, project, service, suspects
 from fedbilevel.federation.kits import CERTIFICATE, KEY, ROOT, STARTUP, Kit
 from fedbilevel.federation.ledger import LEDGER
-from fedbilevel.federation.site import SITE_FOLDER
+from fedbilevel.federation.process import SITE_FOLDER
 from fedbilevel.federation.worker import Settings
 from fedbilevel.storage.files import alone, why_unwritable
 

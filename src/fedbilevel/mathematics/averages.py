@@ -129,7 +129,7 @@ class DoubleMomentum(Averages):
         for name in ("forget_upper", "forget_lower"):
             worst = getattr(self, name).largest()
             if not worst <= 1:
-                raise FedbilevelError(f"{type(self).__name__}: {name} must be at most 1, but is {worst:.3g}.")
+                raise FedbilevelError(f"{type(self).__name__}: {name} must be at most 1, not {worst:.3g}.")
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> DoubleMomentumState:
         t = jnp.asarray(1)

@@ -24,6 +24,7 @@ from fedbilevel.engines.simulation import Batching, Simulation
 from fedbilevel.errors import Diverged, FedbilevelError, Interrupted, RoundLost, UnknownName
 from fedbilevel.runs import interrupts
 from fedbilevel.runs.callbacks import Callback, OnRow, Started
+from fedbilevel.runs.until import reached
 from fedbilevel.storage.checkpoints import Checkpoints, Saved
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def solve(
     sample: "int | Participation | list[int] | None" = None,
     *,
     every: int | None = None,
+    until: Mapping[str, float] | None = None,
     diagnostics: Sequence[str | Diagnostic | Measure] = (),
     x: Tree = None,
     y: Tree = None,
@@ -109,6 +111,8 @@ def solve(
         sample: which clients take part in a round: None for all, a number of clients drawn uniformly,
             ``Independent(probability)``, or a list of clients.
         every: rounds between evaluations (default: about fifty evaluations).
+        until: bounds on columns of the history, such as ``{"hypergradient": 1e-3}``: the run ends at the first
+            evaluation at which each of these columns is at most its bound.
         diagnostics: exact quantities for every row of the history: names of ``diagnostics.DIAGNOSTICS`` such as
             "hypergradient", and functions ``f(task, x, y) -> number or {name: number}``. A column is NaN where its
             quantity is not defined, and replaces a metric of the same name. Neither the traffic nor the seconds
@@ -168,7 +172,7 @@ def solve(
         nonlocal began
         row = observe(runner, state, time.perf_counter() - began, metrics)
         paused = time.perf_counter()
-        row |= measure(watched, Snapshot(runner, state))
+        row |= measure(watched, Snapshot(runner, state, history))
         began += time.perf_counter() - paused
         for each in told:
             each.row(row)
@@ -196,7 +200,7 @@ def solve(
                 now, seen = int(state.round), history[-1]["round"] if history else -1
                 if (now % every == 0 or now >= rounds) and seen < now:
                     evaluate(state)
-                if now >= rounds:
+                if now >= rounds or (history and reached(history[-1], until or {})):
                     found = result(state)
                     break
                 if checkpoints is not None and now > 0 and checkpoints.due():
@@ -239,15 +243,15 @@ def observe(engine: Engine, state: Any, seconds: float, metrics: bool) -> Row:
 def check_rounds(rounds: Any, every: Any) -> None:
     """Refuse what is not a number of rounds."""
     if not isinstance(rounds, Integral) or rounds < 0:
-        raise FedbilevelError(f"rounds must be a whole number of at least 0, but is {rounds}.")
+        raise FedbilevelError(f"rounds must be a whole number of at least 0, not {rounds}.")
     if every is not None and (not isinstance(every, Integral) or every < 1):
-        raise FedbilevelError(f"every must be a whole number of at least 1, but is {every}.")
+        raise FedbilevelError(f"every must be a whole number of at least 1, not {every}.")
 
 
 def check_seed(seed: Any) -> None:
     """Refuse what is not a seed."""
     if not isinstance(seed, Integral) or not 0 <= int(seed) < 2**32:
-        raise FedbilevelError(f"seed must be a whole number from 0 to 4294967295, but is {seed}.")
+        raise FedbilevelError(f"seed must be a whole number from 0 to 4294967295, not {seed}.")
 
 
 def _engine(name: str | Engine, task: Task, algorithm: Algorithm, chosen: Participation, batching: Batching) -> Engine:

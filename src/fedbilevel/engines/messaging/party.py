@@ -20,9 +20,8 @@ from fedbilevel.core.vectors import Vector
 from fedbilevel.engines.messaging import protocol
 from fedbilevel.engines.messaging.kept import Answered, Kept, Vault
 from fedbilevel.engines.messaging.protocol import Commit, Done, Evaluate, Join, Lost, Reveal, Run, Stale
-from fedbilevel.engines.participation import Everyone
 from fedbilevel.engines.plan import trace
-from fedbilevel.engines.program import Program, check_fits, split_vectors, without
+from fedbilevel.engines.program import Program, split_vectors, without
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.storage.arrays import named_leaves, rebuild
 
@@ -85,8 +84,7 @@ class Party:
         reveals: bool = False,
     ) -> None:
         self.id, self.evaluate, self.reveals = id, evaluate, reveals
-        self.program = Program(task.problem, algorithm, task.layout._replace(clients=clients), Everyone())
-        check_fits(task.problem, algorithm, self.program.layout, self.program.participation)
+        self.program = Program.checked(task.problem, algorithm, task.layout._replace(clients=clients))
         self.data = task.data._replace(weights=jnp.asarray([weight]))
         self.plan = trace(self.program, self.data)
         self.vault = Vault(folder if self.program.holds else None, self.plan.by_name)
