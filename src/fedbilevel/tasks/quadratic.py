@@ -183,7 +183,7 @@ class Quadratic:
                 hyper={
                     "*": {"lr_upper": 0.1, "lr_lower": 0.2, "lr_adjoint": 0.2, "local_steps": 1},
                     # Their y and theta are coupled by the proximal term.
-                    **dict.fromkeys(("mefbo", "mefbo-storm", "meha"), {"lr_upper": 0.1}),
+                    **{name: {"lr_upper": 0.1} for name in ("mefbo", "mefbo-storm", "meha")},
                 }
             ),
         )
