@@ -106,4 +106,4 @@ def ending_well(go_on: str = "") -> Iterator[None]:
 
 def first_line(documented: Any) -> str:
     """The first line of a docstring."""
-    return (inspect.getdoc(documented) or "").splitlines()[0]
+    return next(iter((inspect.getdoc(documented) or "").splitlines()), "-")
