@@ -1,4 +1,4 @@
-"""Layers and ways to write modules in PyTorch, each with an input: which of them work is the table of docs/pytorch.md."""
+"""Layers and ways to write modules in PyTorch, each with an input: the table of docs/pytorch.md says which work."""
 
 from collections.abc import Callable
 from typing import Any
@@ -150,7 +150,7 @@ section(
 def _counts(a: torch.Tensor) -> torch.Tensor:
     found = torch.zeros(a.shape[0], 3)
     for j in range(3):
-        found[:, j] = a[:, j :: 3].sum(1)
+        found[:, j] = a[:, j::3].sum(1)
     found += 1
     return found.mul_(2).clamp_(-3, 3)
 
@@ -275,10 +275,12 @@ section(
             lambda a, b: functional.binary_cross_entropy_with_logits(a[:, 0], (b > 1).float())
         ),
         "mse_loss, l1_loss, huber_loss": _loss(
-            lambda a, b: functional.mse_loss(a[:, 0], a[:, 1])
-            + functional.l1_loss(a[:, 0], a[:, 2])
-            + functional.huber_loss(a[:, 0], b.float())
-            + functional.smooth_l1_loss(a[:, 0], b.float())
+            lambda a, b: (
+                functional.mse_loss(a[:, 0], a[:, 1])
+                + functional.l1_loss(a[:, 0], a[:, 2])
+                + functional.huber_loss(a[:, 0], b.float())
+                + functional.smooth_l1_loss(a[:, 0], b.float())
+            )
         ),
         "kl_div": _loss(lambda a, b: functional.kl_div(a.log_softmax(1), a.flip(1).softmax(1), reduction="batchmean")),
         "margin_ranking_loss, hinge": _loss(
@@ -298,7 +300,8 @@ section(
     "linear algebra",
     **{
         "inv, solve, det": of(
-            lambda a: torch.linalg.solve(a @ a.T + torch.eye(4), a) + torch.linalg.inv(a @ a.T + torch.eye(4)).sum(), (4, 6)
+            lambda a: torch.linalg.solve(a @ a.T + torch.eye(4), a) + torch.linalg.inv(a @ a.T + torch.eye(4)).sum(),
+            (4, 6),
         ),
         "cholesky, slogdet": of(
             lambda a: torch.linalg.cholesky(a @ a.T + torch.eye(4)).sum() + torch.logdet(a @ a.T + torch.eye(4)), (4, 6)

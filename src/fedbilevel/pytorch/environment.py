@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
+from jax.core import Tracer
 from torch.utils import _pytree as torch_tree
 
 from fedbilevel.errors import FedbilevelError
@@ -18,8 +19,8 @@ from fedbilevel.pytorch.compatibility import Tensor, View, torchax
 from fedbilevel.pytorch.operations import OPERATIONS
 
 NOT_RANDOM = (
-    "the loss draws random numbers, by dropout for instance: give fb.torch.problem(..., noise=True), "
-    "or call eval() of the module first."
+    "the loss draws random numbers where nothing may be random: give noise=True to fb.torch.problem, and draw them "
+    "only if the module is in training, as in dropout(..., training=y.training)."
 )
 MOVES = (torch.Tensor.cuda, torch.Tensor.cpu)
 """Between devices, of which a traced loss has one."""
@@ -110,7 +111,7 @@ class Environment(torchax.tensor.Environment):
 
 def _traced(tensor: Any) -> bool:
     """Whether the values of a tensor are known only when the compiled program runs."""
-    return isinstance(tensor.source_jax() if isinstance(tensor, View) else tensor.jax(), jax.core.Tracer)
+    return isinstance(tensor.source_jax() if isinstance(tensor, View) else tensor.jax(), Tracer)
 
 
 def _writes(func: Any) -> bool:

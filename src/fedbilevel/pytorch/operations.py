@@ -95,9 +95,7 @@ def _depthwise(images: jax.Array, filters: jax.Array, stride: tuple[int, ...]) -
     return sum((part * filters[i // wide, i % wide, 0] for i, part in enumerate(shifted)), start=jnp.zeros(()))
 
 
-def _shifted(
-    images: jax.Array, size: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
-) -> list[jax.Array]:
+def _shifted(images: jax.Array, size: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> list[jax.Array]:
     """For every place in a window, the pixels that are there, of images (rows, height, width, channels)."""
     (tall, wide), (down, across), (low, side) = size, stride, dilation
     rows = (images.shape[1] - low * (tall - 1) - 1) // down + 1
