@@ -40,7 +40,7 @@ def test_the_notebook_is_executed_and_small() -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
-    assert [output.data["text/plain"] for cell in cells for output in cell.outputs][0] == "True"
+    assert next(output.data["text/plain"] for cell in cells for output in cell.outputs) == "True"
     assert not re.search(r"/(tmp|home|root|work|Users)/", NOTEBOOK.read_text())
 
 

@@ -1,6 +1,7 @@
 """Where torch code runs on JAX arrays: torchax's environment, with our operations, constants, randomness and errors."""
 
 import contextvars
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -24,6 +25,8 @@ NOT_RANDOM = (
 )
 MOVES = (torch.Tensor.cuda, torch.Tensor.cpu)
 """Between devices, of which a traced loss has one."""
+_one_at_a_time = threading.RLock()
+"""Torch's modes, and the filters of warnings, belong to the process; tracing would use one core at a time anyway."""
 _noise: contextvars.ContextVar[list[Any] | None] = contextvars.ContextVar("noise", default=None)
 
 
@@ -39,7 +42,6 @@ class Environment(torchax.tensor.Environment):
 
     def __init__(self) -> None:
         super().__init__()
-        self._constants: dict[int, tuple[torch.Tensor, jax.Array]] = {}
         for operation, function in OPERATIONS.items():
             self._ops[operation] = torchax.ops.ops_registry.Operator(
                 operation, function, is_jax_function=True, is_user_defined=True, needs_env=False, is_view_op=False
@@ -59,13 +61,6 @@ class Environment(torchax.tensor.Environment):
         noise[0], key = jax.random.split(noise[0])
         return key
 
-    def constant(self, tensor: torch.Tensor) -> Any:
-        """A tensor from outside of the loss, copied to JAX once."""
-        known = self._constants.get(id(tensor))
-        if known is None or known[0] is not tensor:
-            known = (tensor, from_torch(tensor))
-        return Tensor(known[1], self)
-
     def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Run one operation."""
         kwargs = kwargs or {}
@@ -82,7 +77,7 @@ class Environment(torchax.tensor.Environment):
                     "the loss writes into a tensor that was made outside of it: make the tensor in the loss."
                 )
             plain = lambda a: isinstance(a, torch.Tensor) and not isinstance(a, Tensor | View)
-            args, kwargs = torch_tree.tree_map(lambda a: self.constant(a) if plain(a) else a, (args, kwargs))
+            args, kwargs = torch_tree.tree_map(lambda a: Tensor(from_torch(a), self) if plain(a) else a, (args, kwargs))
         with ExitStack() as how:
             if not any(map(_traced, ours)) and not self._random(func):
                 how.enter_context(jax.ensure_compile_time_eval())
@@ -131,7 +126,7 @@ def entered(key: Any = None) -> Iterator[Environment]:
     env = environment()
     token = _noise.set(None if key is None else [key])
     try:
-        with warnings.catch_warnings(), torch.enable_grad(), env:
+        with _one_at_a_time, warnings.catch_warnings(), torch.enable_grad(), env:
             # Of torch code that asks for 64 bits, as all labels do, where JAX has 32.
             warnings.filterwarnings("ignore", "Explicitly requested dtype")
             yield env
