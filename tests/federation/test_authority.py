@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.serialization import pkcs12
 from cryptography.x509.oid import NameOID
 
 from admission import PASSPHRASE, admitted, created, described
-from fedbilevel.federation import authority, kits, project, revocation, setup
+from fedbilevel.federation import authority, kits, ledger, project, revocation, setup
 from fedbilevel.federation.kits import Kit
 from fedbilevel.federation.revocation import Revoked
 from fedbilevel.federation.setup import AUTHORITY, Authority
@@ -219,7 +219,10 @@ def test_renewing_the_server_keeps_the_parties(folder: Path, home: Path) -> None
     before, known = Kit.read(project.kit(home, "a")), project.load(home)
     start = home / "server" / "startup"
     key, root = (start / "server.key").read_bytes(), (start / "rootCA.pem").read_bytes()
+    whose = ledger.owner(home, "hospitals")
     setup.renew(home, PASSPHRASE)
+    assert ledger.owner(home, "hospitals") == whose
+    assert str(ledger.verify(home / ledger.DONE, whose)).startswith("intact")
     assert (start / "server.key").read_bytes() != key
     assert (start / "rootCA.pem").read_bytes() != root
     now = project.load(home)

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 import fedbilevel as fb
-from fedbilevel.federation import ledger, project, setup
+from fedbilevel.federation import authority, ledger, project, setup
 from fedbilevel.federation.ledger import DONE, EXCHANGES, LEDGER, Ledger, verify
 from fedbilevel.federation.ledgers import ledger as show
 from helpers import here
@@ -77,10 +77,14 @@ def test_every_change_shows(tmp_path: Path, number: int, change: Callable[[bytes
 
 
 def test_another_ledger_in_its_place_shows(tmp_path: Path) -> None:
-    (tmp_path / "startup").mkdir()
-    (tmp_path / "startup" / "rootCA.pem").write_text("one")
+    pytest.importorskip("nvflare")
+    from parties import Authority
+
+    place = tmp_path / "startup" / "rootCA.pem"
+    place.parent.mkdir()
+    place.write_bytes(authority.pem(Authority(tmp_path).root))
     first = ledger.owner(tmp_path, "north")
-    (tmp_path / "startup" / "rootCA.pem").write_text("two")
+    place.write_bytes(authority.pem(Authority(tmp_path).root))  # of the same name, but with another key
     assert ledger.owner(tmp_path, "north") != first
     path = written(tmp_path)
     with pytest.raises(fb.FedbilevelError, match="the ledger of 'north'"):

@@ -205,12 +205,17 @@ def _numbered(files: list[Path]) -> Iterator[tuple[str, bytes]]:
 
 
 def owner(folder: Path, name: str) -> str:
-    """Whose ledger it is: a name and the fingerprint of the certificate of the federation's authority, which, unlike
-    the certificate of a party, stays the same.
+    """Whose ledger it is: a name and the fingerprint of the federation. That is of the authority's key, which stays the
+    same when certificates are renewed.
     """
+    from cryptography import x509
+
+    from fedbilevel.federation.authority import fingerprint
+
     for place in (folder / "startup", folder / "server" / "startup"):
-        with contextlib.suppress(OSError):
-            return f"{name} {hashlib.sha256((place / 'rootCA.pem').read_bytes()).hexdigest()[:32]}"
+        with contextlib.suppress(OSError, ValueError):
+            root = x509.load_pem_x509_certificate((place / "rootCA.pem").read_bytes())
+            return f"{name} {fingerprint(root.public_key())[:32]}"
     return name
 
 
