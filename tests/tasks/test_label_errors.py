@@ -20,7 +20,7 @@ from fedbilevel.tasks.label_errors import (
     problem,
 )
 from fedbilevel.tasks.label_errors_said import say
-from helpers import largest_difference
+from fedbilevel.testing import largest_difference
 
 CLASSES, FOLDS = 3, 3
 DESIGN = Design(
