@@ -7,7 +7,7 @@ weight decay is chosen by cross-validated loss.
 
 Nothing is chosen by the truth. What was measured of a column and a seed is written to --out at once, so a run that is
 stopped continues where it was, and a later one adds columns and seeds. Columns whose data set is not at hand are left
-out. With both efforts, a seed takes about an hour on two cores, two thirds of it for MNIST.
+out. With both efforts, a seed takes about half an hour on two cores, two thirds of it for MNIST.
 """
 
 import argparse

@@ -8,9 +8,10 @@ import pytest
 import fedbilevel as fb
 from fedbilevel.cleaning import Findings, clean_arrays
 from fedbilevel.cleaning.effort import DEFAULT, FEDAVG_ROUNDS, THOROUGH, design_of, folds_of
-from fedbilevel.cleaning.judgement import Interval, halfway, interval, noise_of
+from fedbilevel.cleaning.judgement import Interval, halfway, interval, noise_of, simplest
 from fedbilevel.cleaning.scaling import Scale, Sums
-from fedbilevel.tasks.label_errors import SHARPER, SHIFTS, Said, in_chunks, summed
+from fedbilevel.tasks.label_errors import Candidate
+from fedbilevel.tasks.label_errors_said import SHARPER, SHIFTS, Said, in_chunks, summed
 from fedbilevel.tasks.scores import auc
 
 
@@ -162,6 +163,13 @@ def test_without_trusted_rows_mistakes_for_a_certain_class_are_not_called_identi
     assert "cannot be told" in findings.warning
     assert findings.noise[0].high > 0.3
     assert Interval(0.1, 0.2).or_hard(0.4) == (0.1, 0.2)
+
+
+def test_of_equally_good_models_the_simplest_is_taken() -> None:
+    some = [Candidate("aware", 9.0), Candidate("given", 0.1), Candidate("given", 1.0), Candidate("given", 3.0)]
+    assert simplest(some, np.array([0.0, 100.0, 101.0, 103.0])) == 2
+    assert simplest(some, np.array([0.0, 100.0, 101.0, 101.5])) == 3
+    assert simplest(some, np.array([0.0, 97.0, 101.0, 101.5])) == 1
 
 
 def test_the_noise_of_a_client_by_hand() -> None:

@@ -18,8 +18,8 @@ from fedbilevel.tasks.label_errors import (
     mixed,
     of_fold,
     problem,
-    say,
 )
+from fedbilevel.tasks.label_errors_said import say
 from fedbilevel.testing import largest_difference
 
 CLASSES, FOLDS = 3, 3

@@ -1,11 +1,13 @@
 """What clients conclude about their rows after a run, each by itself, and what sums over clients add to it."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedbilevel.cleaning.findings import Noise, Score
-from fedbilevel.tasks.label_errors import SHIFTS, Said
+from fedbilevel.tasks.label_errors import Candidate
+from fedbilevel.tasks.label_errors_said import SHIFTS, Said
 
 Array = np.ndarray
 WIDEST, WIDEST_UNTRUSTED = 0.25, 0.1
@@ -38,7 +40,7 @@ def interval(profile: Array, level: float) -> Interval:
     less sure than they are.
 
     Args:
-        profile: the sum over clients of :func:`fedbilevel.tasks.label_errors.profile`.
+        profile: the sum over clients of :func:`fedbilevel.tasks.label_errors_said.profile`.
         level: the estimated share.
     """
     best = profile.max(1)
@@ -49,6 +51,19 @@ def interval(profile: Array, level: float) -> Interval:
     odds = level / max(1 - level, 1e-9) * np.exp([min(near.min(), 0.0), max(near.max(), 0.0)])
     low, high = odds / (1 + odds)
     return Interval(float(low), float(high))
+
+
+def simplest(candidates: Sequence[Candidate], losses: Array) -> int:
+    """The model of the given labels with the strongest weight decay, of those that explain them as well as the best one
+    as far as their likelihood can tell. Weaker decay would rather fit wrong labels.
+
+    Args:
+        candidates: all candidates.
+        losses: of each, minus its out-of-fold log-likelihood.
+    """
+    plain = [j for j, each in enumerate(candidates) if each.kind == "given"]
+    near = [j for j in plain if losses[j] <= losses[plain].min() + HALF]
+    return max(near, key=lambda j: candidates[j].l2)
 
 
 def noise_of(name: Any, said: Said, labels: Array, trusted: Array, matrix: Array) -> Noise:

@@ -10,13 +10,14 @@ import numpy as np
 from fedbilevel.algorithms import Alternating
 from fedbilevel.cleaning.effort import DEFAULT, FEDAVG_ROUNDS, THOROUGH, Effort, design_of, folds_of
 from fedbilevel.cleaning.findings import Exchanged, FinalModel, Findings, Noise, Score
-from fedbilevel.cleaning.judgement import Interval, at, halfway, interval, noise_of, score, with_interval
+from fedbilevel.cleaning.judgement import Interval, at, halfway, interval, noise_of, score, simplest, with_interval
 from fedbilevel.cleaning.scaling import Scale, Sums
 from fedbilevel.core import Algorithm
 from fedbilevel.core.schedules import power
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.runs.solve import Result, solve
-from fedbilevel.tasks.label_errors import Design, Kind, Said, label_errors, losses, profile, say, says
+from fedbilevel.tasks.label_errors import Design, Kind, label_errors
+from fedbilevel.tasks.label_errors_said import Said, losses, profile, say, says
 from fedbilevel.tasks.noise_model import transition
 
 Array = np.ndarray
@@ -96,8 +97,7 @@ def clean_arrays(
     if not identified and not sure.any():
         # Models that reckon with noise are no help where it is unknown: the best model of the given labels remains.
         total = sum(losses(design, y, *of(m)) for m in range(len(owned)))
-        plain = [j for j, each in enumerate(design.candidates) if each.kind == "given"]
-        said, noise, level = judge(min(plain, key=np.asarray(total).__getitem__))
+        said, noise, level = judge(simplest(design.candidates, np.asarray(total).min(1)))
 
     order = np.argsort(np.concatenate(owned))
     together = Said(*(np.concatenate(parts)[order] for parts in zip(*said, strict=True)))

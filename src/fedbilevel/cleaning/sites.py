@@ -20,7 +20,8 @@ from fedbilevel.core.schedules import constant
 from fedbilevel.core.task import Task
 from fedbilevel.core.types import Tree
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.tasks.label_errors import Design, label_errors, profile, say
+from fedbilevel.tasks.label_errors import Design, label_errors
+from fedbilevel.tasks.label_errors_said import profile, say
 from fedbilevel.tasks.sites import (
     Bounds,
     Columns,
