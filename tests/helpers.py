@@ -21,6 +21,7 @@ import pytest
 import fedbilevel as fb
 from fedbilevel.core import Client, Clients, Key
 from fedbilevel.core.vectors import Vector, add, dot, norm
+from fedbilevel.engines import simulation
 
 REAL = os.environ.get("FEDBILEVEL_DATA", "")
 real = pytest.mark.skipif(
@@ -47,6 +48,13 @@ def largest_difference(a: Any, b: Any) -> float:
 def identical(a: Any, b: Any) -> bool:
     """Bit for bit."""
     return all(np.array_equal(p, q) for p, q in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+def nothing_traced() -> int:
+    """Forget the rounds that earlier tests compiled, to count from here on how often one is traced: its number now."""
+    simulation.compiled_start.clear_cache()
+    simulation.compiled_advance.clear_cache()
+    return len(simulation.traces)
 
 
 def assert_same_counts(a: Any, b: Any) -> None:

@@ -13,7 +13,7 @@ from fedbilevel.engines.messaging.local import Local
 from fedbilevel.engines.participation import Everyone, Uniform
 from fedbilevel.engines.simulation import Simulation, traces
 from fedbilevel.tasks import Quadratic, WeightedQuadratics
-from helpers import assert_same_counts, identical, largest_difference, sample_weights
+from helpers import assert_same_counts, identical, largest_difference, nothing_traced, sample_weights
 
 FAST = {"fedbio", "primal-dual", "fedbio-local"}
 
@@ -63,7 +63,7 @@ def test_engines_seeds_and_traces(entry: Entry) -> None:
     """Mini-batches, three of four clients: both engines give the same numbers and counts, the same seed the same bits;
     the structure of the state does not change, and nothing is traced twice."""
     algorithm, cohort = entry.small, Uniform(3)
-    task, before = noisy_task(algorithm), len(traces)
+    task, before = noisy_task(algorithm), nothing_traced()
     simulation = Simulation(task, algorithm, cohort)
     starts = [simulation.start(seed) for seed in (3, 3, 4)]
     ends = [simulation.advance(simulation.advance(state, 1), 2) for state in starts]
