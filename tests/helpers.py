@@ -39,17 +39,6 @@ INTERRUPTIBLE = [
 children."""
 
 
-def largest_difference(a: Any, b: Any) -> float:
-    """Over all arrays of two trees."""
-    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return max(float(np.max(np.abs(np.asarray(p, float) - np.asarray(q, float)), initial=0)) for p, q in pairs)
-
-
-def identical(a: Any, b: Any) -> bool:
-    """Bit for bit."""
-    return all(np.array_equal(p, q) for p, q in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
-
-
 def nothing_traced() -> int:
     """Forget the rounds that earlier tests compiled, to count from here on how often one is traced: its number now."""
     simulation.compiled_start.clear_cache()

@@ -28,7 +28,7 @@ from fedbilevel.mathematics.hypergradient import Pair
 from fedbilevel.mathematics.neumann import neumann_hypergradient
 from fedbilevel.storage import arrays as messages
 from fedbilevel.tasks import Quadratic
-from helpers import identical
+from fedbilevel.testing import identical
 
 T1 = Quadratic.random(clients=5, p=4, d=6)
 T2 = Quadratic.scalar()

@@ -19,7 +19,8 @@ from fedbilevel.engines.participation import Uniform
 from fedbilevel.engines.simulation import Simulation, compiled_advance
 from fedbilevel.tasks import Quadratic
 from fedbilevel.tasks.weighted_quadratics import WeightedQuadratics
-from helpers import identical, largest_difference, sample_weights
+from fedbilevel.testing import identical, largest_difference
+from helpers import sample_weights
 
 T1 = Quadratic.random(clients=3, p=2, d=4)
 T2 = Quadratic.scalar()

@@ -147,6 +147,7 @@ def test_plan_shows_the_costs(tmp_path: Path) -> None:
         "Gg": 3,
         "J": 3,
         "H": 3,
+        "samples": 15,
     }
 
 

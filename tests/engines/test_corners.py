@@ -17,7 +17,8 @@ from fedbilevel.engines.messaging.local import Local
 from fedbilevel.engines.participation import Everyone, Independent, Uniform
 from fedbilevel.engines.simulation import Simulation
 from fedbilevel.tasks import Quadratic
-from helpers import assert_same_counts, largest_difference, sample_weights
+from fedbilevel.testing import largest_difference
+from helpers import assert_same_counts, sample_weights
 
 TASK = Quadratic.random(clients=4, p=3, d=2).task()
 ENGINES = [Simulation, Local]

@@ -1,10 +1,10 @@
 """The server's engine of a federation: what it knows at the end."""
 
-from contract import CONTRACT, noisy
+from contract import CONTRACT
 from fedbilevel.engines.messaging.local import Local
 from fedbilevel.engines.simulation import Simulation
 from fedbilevel.federation.engine import Federation
-from helpers import largest_difference
+from fedbilevel.testing import largest_difference, noisy
 
 
 def test_the_server_knows_x_and_y_although_clients_remember() -> None:

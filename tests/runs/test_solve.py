@@ -17,7 +17,8 @@ from fedbilevel.engines.simulation import Simulation
 from fedbilevel.runs import interrupts
 from fedbilevel.tasks import Quadratic
 from fedbilevel.tasks.weighted_quadratics import WeightedQuadratics
-from helpers import identical, sample_weights
+from fedbilevel.testing import identical
+from helpers import sample_weights
 
 
 def my_task(**options: Any) -> fb.Task:

@@ -182,6 +182,8 @@ class Worker:
 
         check_run_name(message.run)
         given = self.settings.consent.check(message.study, message.clients)
+        if reason := study.packages_differ(study.facts_of_packages(given.packages), message.copy):
+            raise FedbilevelError(reason)
         limits, builtin = self.settings.limits, self.settings.data == "builtin"
         if builtin != (given.schema is None):
             raise FedbilevelError(

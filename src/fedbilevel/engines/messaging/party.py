@@ -14,6 +14,7 @@ import numpy as np
 
 from fedbilevel.core import Algorithm, Key, call
 from fedbilevel.core.data import Data
+from fedbilevel.core.sampling import wrapped
 from fedbilevel.core.task import Task
 from fedbilevel.core.vectors import Vector
 from fedbilevel.engines.messaging import protocol
@@ -33,7 +34,7 @@ def all_finite(tree: Any) -> bool:
 def _key(arrays: Mapping[str, np.ndarray]) -> Key:
     """The key for random numbers that travels with a message."""
     with suppress(KeyError, TypeError, ValueError):
-        key = jax.random.wrap_key_data(jnp.asarray(arrays["key"]))
+        key = wrapped(jnp.asarray(arrays["key"]))
         if key.shape == ():  # not several
             return key
     raise FedbilevelError("this message has no key for random numbers.")
@@ -48,11 +49,11 @@ TRACED: Counter[str] = Counter()
 
 @partial(jax.jit, static_argnames=("method",))
 def _call(
-    program: Program, method: str, data: Data, id: jax.Array, key: Key, memory: Any, broadcast: Any
+    program: Program, method: str, data: Data, id: jax.Array, time: jax.Array, key: Key, memory: Any, broadcast: Any
 ) -> tuple[Any, Any]:
     TRACED[method] += 1
     client = replace(program.layout.client(program.problem, data, 0, data.weights[0]), id=id)
-    return call(getattr(program.algorithm, method), client, memory, jax.random.fold_in(key, id), *broadcast)
+    return call(getattr(program.algorithm.at(time), method), client, memory, jax.random.fold_in(key, id), *broadcast)
 
 
 class Party:
@@ -172,7 +173,14 @@ class Party:
         broadcast = self._with_blocks(exchange.broadcast, received, message.blocks, {**self.blocks, **projected})
         scope = "run" if self.program.algorithm.remembers == "run" else message.scope
         memory, upload = _call(
-            self.program, exchange.method, self.data, jnp.asarray(self.id), key, self.memory.get(scope), broadcast
+            self.program,
+            exchange.method,
+            self.data,
+            jnp.asarray(self.id),
+            jnp.asarray(message.time),
+            key,
+            self.memory.get(scope),
+            broadcast,
         )
         parts = split_vectors(upload)[0]
         own = {f"{message.slot}.{n}": part.tree for n, part in enumerate(parts) if self.program.private(part)}
