@@ -21,6 +21,7 @@ import pytest
 import fedbilevel as fb
 from fedbilevel.core import Client, Clients, Key
 from fedbilevel.core.vectors import Vector, add, dot, norm
+from fedbilevel.engines import simulation
 
 REAL = os.environ.get("FEDBILEVEL_DATA", "")
 real = pytest.mark.skipif(
@@ -36,6 +37,13 @@ INTERRUPTIBLE = [
 ]
 """The command line in a process that hears SIGINT: what is started in the background may ignore it, and so would its
 children."""
+
+
+def nothing_traced() -> int:
+    """Forget the rounds that earlier tests compiled, to count from here on how often one is traced: its number now."""
+    simulation.compiled_start.clear_cache()
+    simulation.compiled_advance.clear_cache()
+    return len(simulation.traces)
 
 
 def assert_same_counts(a: Any, b: Any) -> None:

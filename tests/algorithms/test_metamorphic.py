@@ -11,7 +11,7 @@ import fedbilevel as fb
 from fedbilevel.engines.simulation import traces
 from fedbilevel.tasks import Quadratic
 from fedbilevel.testing import identical, largest_difference
-from helpers import sample_weights
+from helpers import nothing_traced, sample_weights
 
 T1 = Quadratic.random(clients=5, p=4, d=6)
 KINDS = [fb.FedBiO, pytest.param(fb.FedBiOAcc, marks=pytest.mark.slow)]
@@ -87,7 +87,7 @@ def test_nothing_is_compiled_twice(steps: dict[str, float]) -> None:
     """Neither for later rounds, nor another number of rounds, nor another seed of the run or of the task."""
     options = {"clients": 7, "hidden": 0}
     algorithm = fb.FedBiOAcc(**steps)
-    before = len(traces)
+    before = nothing_traced()
     fb.solve(fb.tasks.data_cleaning(**options, seed=0), algorithm, rounds=7, every=2)
     assert traces[before:] == ["start", "advance"]
     fb.solve(fb.tasks.data_cleaning(**options, seed=1), algorithm, rounds=5, every=3, seed=3)

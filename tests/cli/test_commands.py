@@ -43,10 +43,9 @@ def test_settings_reach_algorithm_and_task(tmp_path: Path) -> None:
         "shared_batch=yes",
     ]
     pairs = [part for pair in settings for part in ("--set", pair)]
-    done = fedbilevel(
-        "run", "quadratic", "--rounds", "2", "--clients", "3", *pairs, "--out", "here", "--json", cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
+    command = ["run", "quadratic", "--rounds", "2", "--clients", "3", *pairs, "--out", "here", "--json"]
+    code, said = here(*command, cwd=tmp_path)
+    assert code == 0, said
     config = (tmp_path / "here" / "config.toml").read_text()
     for line in (
         "lr_upper = 0.05",
@@ -91,13 +90,13 @@ def test_errors_are_one_sentence_and_exit_code_2(arguments: list[str], sentence:
 def test_a_folder_that_holds_something_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "precious.txt").write_text("keep")
-    done = fedbilevel("run", "quadratic", "--out", "mine", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "is not empty" in done.stderr
+    code, said = here("run", "quadratic", "--out", "mine", cwd=tmp_path)
+    assert code == 2
+    assert "is not empty" in said
     (tmp_path / "file").write_text("")
-    done = fedbilevel("run", "quadratic", "--out", "file/inside", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "cannot write to file/inside" in done.stderr
+    code, said = here("run", "quadratic", "--out", "file/inside", cwd=tmp_path)
+    assert code == 2
+    assert "cannot write to file/inside" in said
 
 
 def test_a_diverging_run_saves_what_it_had(tmp_path: Path) -> None:

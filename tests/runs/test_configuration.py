@@ -12,7 +12,7 @@ import fedbilevel as fb
 from fedbilevel.runs import configuration
 from fedbilevel.runs.experiment import Experiment
 from fedbilevel.runs.settings import convert
-from helpers import REAL, fedbilevel
+from helpers import REAL, here
 
 NEEDS_FILES = {"fairness", "few-shot", "hyper-representation", "loss-tuning", "client-weighting"}
 
@@ -44,8 +44,7 @@ def test_a_file_and_a_command_are_the_same(tmp_path: Path) -> None:
     by_name += ["--rounds", "20", "--sample", "3", "--set", "diagnostics=hypergradient", "--seed", "4"]
     again = ["run", "a/config.toml", "--out", "c", "--json"]
     for command in (by_file, [*by_name, "--out", "b", "--json"], again):
-        done = fedbilevel(*command, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+        assert here(*command, cwd=tmp_path) == (0, "")
     a, b, c = (
         [
             {k: v for k, v in row.items() if k not in ("seconds", "folder")}
@@ -118,15 +117,14 @@ def test_mistakes_are_named_with_their_line(text: str, sentence: str, tmp_path: 
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    done = fedbilevel("run", "mine.toml", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr == "fedbilevel: the experiment file mine.toml cannot be read: No such file or directory.\n"
+    said = "fedbilevel: the experiment file mine.toml cannot be read: No such file or directory.\n"
+    assert here("run", "mine.toml", cwd=tmp_path) == (2, said)
 
 
 @pytest.mark.parametrize("task", ["quadratic", "data-cleaning"])
 def test_init_writes_what_can_be_run(task: str, tmp_path: Path) -> None:
     """The file has every setting with its meaning, and its values are those of the run without it."""
-    assert fedbilevel("init", task, cwd=tmp_path).returncode == 0
+    assert here("init", task, cwd=tmp_path)[0] == 0
     text = (tmp_path / f"{task}.toml").read_text()
     written, usual = Experiment.read(tmp_path / f"{task}.toml").build(), Experiment(task).build()
     assert written.config() == usual.config()
@@ -135,9 +133,9 @@ def test_init_writes_what_can_be_run(task: str, tmp_path: Path) -> None:
             before, found, _ = text.partition(f"\n{'# ' if key == 'every' else ''}{key} = ")
             assert found, (table, key)
             assert before.splitlines()[-1].startswith("# "), key
-    done = fedbilevel("init", task, cwd=tmp_path)
-    assert done.returncode == 2
-    assert "already exists: choose another file with --out" in done.stderr
+    code, said = here("init", task, cwd=tmp_path)
+    assert code == 2
+    assert "already exists: choose another file with --out" in said
 
 
 @pytest.mark.parametrize(

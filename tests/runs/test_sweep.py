@@ -12,7 +12,7 @@ from fedbilevel.engines.lanes import Lanes
 from fedbilevel.engines.participation import Uniform
 from fedbilevel.engines.simulation import Simulation, traces
 from fedbilevel.testing import largest_difference, noisy
-from helpers import assert_same_counts
+from helpers import assert_same_counts, nothing_traced
 
 FAST = {"fedbio"}
 
@@ -26,7 +26,7 @@ def test_all_numbers_of_every_algorithm_are_arguments(entry: Entry) -> None:
     """All of them but an infinite radius; with mini-batches and three of four clients."""
     task, cohort = noisy(entry.small.lower_level, entry.small.weighting), Uniform(3)
     half = jax.tree.map(lambda number: 0.5 * number, entry.small)
-    before = len(traces)
+    before = nothing_traced()
     one, other = (Simulation(task, algorithm, cohort) for algorithm in (entry.small, half))
     ends = [engine.advance(engine.advance(engine.start(seed=3), 1), 2) for engine in (one, other)]
     assert traces[before:] == ["start", "advance"]
@@ -49,7 +49,7 @@ def test_a_sweep_gives_what_solve_gives(way: Any) -> None:
     """Two settings and two seeds: rows, traffic and diagnostics as alone, from one compiled program."""
     settings = [fb.FedBiO(lr_upper=lr, **STEPS) for lr in (0.1, 0.05)]
     task, how = fb.tasks.quadratic("T2"), {"rounds": 25, "sample": 1, "every": 10, "diagnostics": ["adjoint_gap"]}
-    before = len(traces)
+    before = nothing_traced()
     found = fb.sweep(task, settings, seeds=[0, 7], way=way, workers=2, **how)
     assert traces[before:] == ["start", "advance"]
     members = [(algorithm, seed) for algorithm in settings for seed in (0, 7)]

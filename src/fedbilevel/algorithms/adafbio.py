@@ -96,10 +96,10 @@ class AdaFBiO(Algorithm):
             worst = largest(getattr(self, name)) * self.rate.largest() ** 2
             if worst > 1:
                 raise FedbilevelError(
-                    f"AdaFBiO: {name} * rate^2 must be at most 1, but is {worst:.3g} at t = 1: lower {name} or rate."
+                    f"AdaFBiO: {name} * rate^2 must be at most 1, not {worst:.3g} at t = 1: lower {name} or rate."
                 )
         if not largest(self.decay) < 1:
-            raise FedbilevelError(f"AdaFBiO: decay must be below 1, but is {self.decay}.")
+            raise FedbilevelError(f"AdaFBiO: decay must be below 1, not {self.decay}.")
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> AdaFBiOState:
         z = Pair(x, y)

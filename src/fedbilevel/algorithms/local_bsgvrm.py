@@ -180,7 +180,7 @@ class LocalBSGM(Algorithm):
             worst = largest(getattr(self, name)) * largest(self.rate)
             if worst > 1:
                 raise FedbilevelError(
-                    f"LocalBSGM: {name} * rate must be at most 1, but is {worst:.3g}: lower {name} or rate."
+                    f"LocalBSGM: {name} * rate must be at most 1, not {worst:.3g}: lower {name} or rate."
                 )
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> LocalBSGVRMState:

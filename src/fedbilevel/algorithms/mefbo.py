@@ -211,7 +211,7 @@ class MeFBOStorm(MeFBO):
 
     def check(self) -> None:
         if largest(self.forgetting) > 1:
-            raise FedbilevelError(f"MeFBOStorm: forgetting must be at most 1, but is {self.forgetting}.")
+            raise FedbilevelError(f"MeFBOStorm: forgetting must be at most 1, not {self.forgetting}.")
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> MeFBOStormState:  # pyright: ignore[reportIncompatibleMethodOverride]
         z = Triple(x, y, theta=y)

@@ -57,7 +57,7 @@ def _of_rounds(owner: str, name: str, value: Schedule) -> float | Schedule:
         return value.scale
     if not value.offset > 0:
         raise FedbilevelError(
-            f"{owner}: {name} counts rounds from t = 0, so the offset of its schedule must be greater than 0, but is "
+            f"{owner}: {name} counts rounds from t = 0, so the offset of its schedule must be greater than 0, not "
             f"{value.offset}."
         )
     return value

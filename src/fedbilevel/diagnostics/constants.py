@@ -250,7 +250,7 @@ def measure_constants(task: Task, x: Tree = None, y: Tree = None, clients: int =
     (1.0, 3.0, 2.0)
     """
     if clients < 1:
-        raise FedbilevelError(f"clients must be at least 1, but is {clients}.")
+        raise FedbilevelError(f"clients must be at least 1, not {clients}.")
     many = len(task.clients)
     ids = jnp.asarray(np.unique(np.linspace(0, many - 1, min(clients, many)).round().astype(int)))
     first_x, first_y = task.problem.start(jax.random.fold_in(jax.random.key(seed), 0))

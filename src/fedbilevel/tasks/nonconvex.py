@@ -74,7 +74,7 @@ def nonconvex(
             "negative."
         )
     if noise and (rows < 4 or rows % 4):
-        raise FedbilevelError(f"nonconvex: with noise, rows must be a multiple of 4, but is {rows}.")
+        raise FedbilevelError(f"nonconvex: with noise, rows must be a multiple of 4, not {rows}.")
     if not np.isfinite([start_x, start_y]).all():
         raise FedbilevelError("nonconvex: start_x and start_y must be finite.")
     a = c = 2.0

@@ -226,7 +226,7 @@ def quadratic(
             "negative."
         )
     if noise and (rows < 4 or rows % 4):
-        raise FedbilevelError(f"quadratic: with noise, rows must be a multiple of 4, but is {rows}.")
+        raise FedbilevelError(f"quadratic: with noise, rows must be a multiple of 4, not {rows}.")
     if variant == "T5" and copies > 1:
         raise FedbilevelError("quadratic: T5 has no copies of clients, as each would have a weight of its own.")
     options = {"variant": variant, "clients": clients, "p": p, "d": d, "heterogeneity": heterogeneity, "seed": seed}

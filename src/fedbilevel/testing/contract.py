@@ -113,8 +113,9 @@ def check_engines(task: Task, algorithm: Algorithm, cohort: Participation, toler
     simulation = Simulation(task, algorithm, cohort)
     starts = [simulation.start(seed) for seed in (3, 3, 4)]
     ends = [simulation.advance(simulation.advance(state, 1), 2) for state in starts]
-    if traces[before:] != ["start", "advance"]:
-        raise Broken(f"{name} is compiled more than once: {', '.join(traces[before:])}.")
+    traced = traces[before:]  # nothing, if it was compiled before
+    if len(traced) > len(set(traced)):
+        raise Broken(f"{name} is compiled more than once: {', '.join(traced)}.")
     check_state(starts[0], ends[0])
     first, again, other = (simulation.solution(state) for state in ends)
     if not identical(first, again):
