@@ -58,6 +58,7 @@ from fedbilevel.core import (
 from fedbilevel.core.presentation import Details, Presentation, Reference, Sequel, Suggestion
 from fedbilevel.core.task import Task
 from fedbilevel.core.vectors import Vector
+from fedbilevel.diagnostics.constants import measure_constants
 from fedbilevel.engines.participation import Independent, Uniform
 from fedbilevel.engines.plan import plan
 from fedbilevel.errors import Diverged, FedbilevelError, Interrupted, Stopped, needs
@@ -73,7 +74,7 @@ from fedbilevel.tasks import TASKS
 
 if TYPE_CHECKING:
     from fedbilevel.cleaning.estimator import CleanClassifier
-    from fedbilevel.pytorch import interface as torch
+    from fedbilevel.pytorch import interface as torch  # noqa: F401
 
 __version__ = version("fedbilevel")
 
@@ -146,6 +147,7 @@ __all__ = [
     "data",
     "diagnostics",
     "load",
+    "measure_constants",
     "parameter",
     "plan",
     "predict",

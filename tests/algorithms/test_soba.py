@@ -78,6 +78,11 @@ def test_saba_is_the_listing() -> None:
     assert largest_difference((found.x, found.y), (z[:2], z[2:5])) < 1e-12
 
 
+def test_a_round_of_saba_sees_a_block() -> None:
+    """Four oracles, one of two blocks of the one row that every client has."""
+    assert fb.plan(Q.task(), fb.SABA(blocks=2)).samples == 2
+
+
 def test_saba_has_no_noise_at_the_solution() -> None:
     """With mini-batches and constant steps, where SOBA has a floor; with 1 / sqrt(t), that floor falls."""
     exact = Q.solution()

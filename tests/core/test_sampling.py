@@ -100,14 +100,15 @@ def test_rounds_and_local_steps_walk_through_the_rows(local_steps: int) -> None:
     assert np.max(np.abs(np.asarray(x) - 1)) > 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", ["epochs", "blocks"])
 @pytest.mark.parametrize(
     "algorithm",
     [
         fb.FedBiOAcc(0.1, 0.2, 0.2, local_steps=2),
-        pytest.param(fb.FedNest(0.1, 0.2, 0.2, local_steps=2, terms=3), marks=pytest.mark.slow),
-        pytest.param(fb.RFHO(0.1, 0.2, inner_rounds=2), marks=pytest.mark.slow),  # batches that several exchanges share
-        pytest.param(fb.FedMBO(0.1, 0.2, 0.2, terms=3), marks=pytest.mark.slow),
+        fb.FedNest(0.1, 0.2, 0.2, local_steps=2, terms=3),
+        fb.RFHO(0.1, 0.2, inner_rounds=2),  # batches that several exchanges share
+        fb.FedMBO(0.1, 0.2, 0.2, terms=3),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, fb.Algorithm) else value,
 )

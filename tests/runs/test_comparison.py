@@ -20,6 +20,7 @@ from helpers import INTERRUPTIBLE, fedbilevel, here
 GLOBAL = {
     "aggitd", "alternating", "commfedbio", "commfedbio-sketch", "f2sa", "fedbio", "fedbioacc", "fedmbo", "fedmsa",
     "fednest", "gd", "lfednest", "local-bsgvrm", "mefbo", "mrbo", "rfho", "shrofbo", "simfbo", "stocbio", "sustain",
+    "adafbio", "local-bsgm", "mefbo-storm", "meha", "saba", "soba",
 }  # fmt: skip
 LOCAL = {"distbio", "distbioacc", "fedbio-local", "fedbioacc-local"}
 WEIGHTING = {"afl", "primal-dual"}

@@ -46,12 +46,15 @@ class F2SA(Algorithm):
     paper             name             meaning
     ================  ==============   =====================
     xi alpha_k        lr_upper         step of x; k^(-5/7) in the theory
-    alpha_k lambda_k  lr_lower         step of y, along the direction divided by lambda, so that it need not shrink
+    alpha_k lambda_k  lr_lower         step of y, along the direction divided by lambda; k^(-4/7) in the theory
     gamma_k           lr_auxiliary     step of z; k^(-4/7) in the theory
     lambda_k          penalty          weight of g against f, constant or growing; k^(1/7) in the theory
     T                 lower_steps      steps of y and z, of one exchange each, before every step of x
     -                 returns          which of z and y is the solution
     ================  ==============   =====================
+
+    The exponents, for noise at both levels, are from memory of the paper. They fit the rate that its abstract states,
+    K^(-2/7): both the squared bias, 1 / lambda_K^2, and 1 / sum alpha_k are of this order.
 
     The solution is x with z, the model that is trained on g alone, as y*(x) is. ``returns="y"`` gives the paper's y,
     which also descends on f / lambda and lies O(1 / lambda) from it.

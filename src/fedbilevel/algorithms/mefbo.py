@@ -215,7 +215,8 @@ class MeFBOStorm(MeFBO):
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> MeFBOStormState:  # pyright: ignore[reportIncompatibleMethodOverride]
         z = Triple(x, y, theta=y)
-        return MeFBOStormState(z, z, Triple(*(0 * v for v in z)), jnp.zeros(()), jnp.asarray(0))
+        old, d = (Triple(*(factor * v for v in z)) for factor in (1, 0))  # vectors of their own, as later
+        return MeFBOStormState(z, old, d, jnp.zeros(()), jnp.asarray(0))
 
     def round(self, clients: Clients, server: MeFBOStormState) -> MeFBOStormState:  # pyright: ignore[reportIncompatibleMethodOverride]
         z, old, d, keep, t = server

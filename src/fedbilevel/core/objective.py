@@ -26,7 +26,7 @@ class Tally(Counter[str]):
     samples: float = 0
     rows: Mapping[str, float] = MappingProxyType({"f": 1, "g": 1})
 
-    def count(self, oracle: str, loss: str, size: int | None, calls: int = 1) -> None:
+    def count(self, oracle: str, loss: str, size: float | None, calls: int = 1) -> None:
         """Some calls of an oracle, each on a batch of this size."""
         self[oracle] += calls * self.times
         self.samples += calls * self.times * (self.rows[loss] if size is None else size)
@@ -116,7 +116,8 @@ class Objective:
     def _count(self, oracle: str, calls: int = 1) -> None:
         if self._tally is not None:
             name = oracle + self._name if oracle == "G" else oracle
-            self._tally.count(name, self._name, self._size, calls)
+            size = self._size if self._whole is None else self._tally.rows[self._name] / self._whole[1]
+            self._tally.count(name, self._name, size, calls)
 
     def _on(self, key: Key) -> Callable[[Tree, Tree], jax.Array]:
         """The loss on the batch of this name, as a function of (x, y)."""

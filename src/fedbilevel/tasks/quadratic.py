@@ -182,7 +182,8 @@ class Quadratic:
             suggested=Suggestion(
                 hyper={
                     "*": {"lr_upper": 0.1, "lr_lower": 0.2, "lr_adjoint": 0.2, "local_steps": 1},
-                    "mefbo": {"lr_upper": 0.1},  # its y and theta are coupled by the proximal term
+                    # Their y and theta are coupled by the proximal term.
+                    **{name: {"lr_upper": 0.1} for name in ("mefbo", "mefbo-storm", "meha")},
                 }
             ),
         )
