@@ -1,6 +1,7 @@
 """Potential functions, drifts and errors of momenta against their formulas in numpy."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -206,4 +207,4 @@ def test_the_mean_over_rounds() -> None:
 )
 def test_diagnostics_say_which_algorithms_they_are_for(name: str, algorithm: fb.Algorithm) -> None:
     with pytest.raises(fb.FedbilevelError, match=f"the diagnostic {name} is for"):
-        DIAGNOSTICS[name].check(Snapshot(Simulation(T1.task(), algorithm), None))
+        DIAGNOSTICS[name].check(Snapshot(Simulation(T1.task(), algorithm), SimpleNamespace(round=0, server=None)))

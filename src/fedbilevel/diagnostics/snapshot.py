@@ -36,8 +36,8 @@ class Snapshot:
 
     @property
     def algorithm(self) -> Any:
-        """The algorithm that is running."""
-        return self.engine.program.algorithm
+        """The algorithm that is running, with the numbers of the round to come where they are schedules."""
+        return self.engine.program.algorithm.at(self.state.round)
 
     @cached_property
     def point(self) -> tuple[Tree, Tree]:
