@@ -364,7 +364,7 @@ CONTRACT: dict[str, Entry] = {
             Limit(
                 "T1, the mean of own hypergradients",
                 T1,
-                fb.LocalBSGM(0.2, 0.2, TAU, 8, local_steps=1),
+                fb.LocalBSGM(0.1, 0.2, TAU, 8, local_steps=1),
                 1500,
                 derivations.mean_of_own(T1, TAU, 9),
             ),
