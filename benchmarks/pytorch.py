@@ -1,7 +1,7 @@
 """How fast PyTorch models are: ``python -m benchmarks.pytorch`` prints ratios from one interleaved run.
 
-1. A FedBiO round (MLP 784-200-10, 10 clients, batch 64, 5 local steps) with the losses of ``benchmarks.engine`` written in
-   PyTorch, against the same arithmetic as a plain PyTorch loop over clients, and against the losses in JAX.
+1. A FedBiO round (MLP 784-200-10, 10 clients, batch 64, 5 local steps) with the losses of ``benchmarks.engine`` written
+   in PyTorch, against the same arithmetic as a plain PyTorch loop over clients, and against the losses in JAX.
 2. A gradient step and a Hessian product of conv4 (75 images of 28 x 28) and LeNet-5 (64 images), each an unchanged
    ``torch.nn.Sequential``, in a compiled loop, against the same module in plain PyTorch.
 

@@ -24,6 +24,7 @@ QUICKLY = " ".join(
         "--xla_llvm_disable_expensive_passes=true",
         "--xla_cpu_use_fusion_emitters=false",
         "--xla_cpu_parallel_codegen_split_count=1",
+        "--xla_disable_hlo_passes=call-inliner",
     )
 )
 before = os.environ.get("XLA_FLAGS")

@@ -1,4 +1,4 @@
-"""Layers and ways to write modules in PyTorch, each with an input: which of them work is the table of docs/pytorch.md."""
+"""Layers and ways to write modules in PyTorch, each with an input: the table of docs/pytorch.md says which work."""
 
 from collections.abc import Callable
 from typing import Any

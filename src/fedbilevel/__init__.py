@@ -74,7 +74,7 @@ from fedbilevel.tasks import TASKS
 
 if TYPE_CHECKING:
     from fedbilevel.cleaning.estimator import CleanClassifier
-    from fedbilevel.pytorch import interface as torch
+    from fedbilevel.pytorch import interface as torch  # noqa: F401
 
 __version__ = version("fedbilevel")
 

@@ -1,13 +1,17 @@
-"""The copies of tables without label issues, and what people see of them, without a search: what it finds is made up."""
+"""The copies of tables without label issues, and what people see of them. Nothing is searched: findings are made up."""
 
 import csv
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from PIL import Image
+from pyarrow import parquet
 
 import fedbilevel as fb
 from fedbilevel.cleaning import cleaned, page
@@ -66,6 +70,32 @@ def test_every_cell_survives(tmp_path: Path, suffix: str, mark: str, end: str) -
     assert rows_of(path, mark)[1:] == table
 
 
+ARROW: dict[str, pa.Array] = {
+    "whole numbers": pa.array([0, 1] * 6, pa.int8()),
+    "fractions": pa.array([0.5, 1.5] * 6),
+    "decimals": pa.array([Decimal("1.50"), Decimal("2.00")] * 6),
+    "booleans": pa.array([True, False] * 6),
+    "dates": pa.array([date(2020, 1, 1), date(2021, 1, 1)] * 6),
+    "text": pa.array(["a", "b"] * 6),
+    "categories": pa.array(["a", "b"] * 6).dictionary_encode(),
+}
+
+
+@pytest.mark.filterwarnings("ignore::fedbilevel.errors.FedbilevelWarning")  # the first file is small
+@pytest.mark.parametrize("name", ARROW)
+def test_a_corrected_label_has_the_type_of_its_column(name: str, tmp_path: Path) -> None:
+    """Also where no row of this file has it."""
+    label = ARROW[name]
+    table = pa.table({"number": pa.array(range(12)), "label": label, "list": pa.array([[1]] * 12)})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    parquet.write_table(table.take(pa.array([1, 3, 5, 7])), tmp_path / "b.parquet")
+    data = fb.data.table([tmp_path / "b.parquet", tmp_path / "a.parquet"], label="label", drop=["list"])
+    (tmp_path / "out").mkdir()
+    copy = parquet.read_table(cleaned.write(made_up(data, relabel=True), tmp_path / "out")[0])
+    assert copy.schema.equals(table.schema)
+    assert copy["label"].to_pylist() == [label[n].as_py() for n in (1, 1, 1, 0)]
+
+
 def test_names_are_written_in_full(tmp_path: Path) -> None:
     """Only what was estimated is rounded: two labels never become one."""
     frame = pd.DataFrame({"row": ["a\rb", "c"], "given_label": [1000001.0, 1000002.0], "label_quality": [1 / 3, 1.0]})
@@ -75,11 +105,13 @@ def test_names_are_written_in_full(tmp_path: Path) -> None:
 
 def test_the_page_shows_what_belongs_to_own_features(tmp_path: Path) -> None:
     """The columns that are not looked at; or, if there are any, the pictures."""
-    frame = pd.DataFrame({"label": ["a", "b"] * 6, "text": [f"a long text, number {n}" for n in range(12)]})
+    frame = pd.DataFrame(
+        {"label": ["a", "b"] * 6, "text": [f"a long text{' with many words' * 9}, number {n}" for n in range(12)]}
+    )
     frame.to_csv(tmp_path / "labels.csv", index=False)
     features = np.random.default_rng(0).normal(size=(12, 2))
     shown = page.render(made_up(fb.data.table(tmp_path / "labels.csv", label="label", features=features)))
-    assert f"a long text, number {WRONG}" in shown
+    assert f"with many words, number {WRONG}" in shown
     assert "&gt; 99.9 %" in shown
     assert "100 %" not in shown.partition("The most suspicious rows")[2]
     for n in range(12):

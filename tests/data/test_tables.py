@@ -309,7 +309,7 @@ BAD: dict[str, tuple[Callable[[str], Any], dict[str, Any], str]] = {
     "no such drop": (str, {"drop": ["agee"]}, r"no column 'agee' \(--drop\): did you mean 'age'"),
     "no label given": (str, {"label": None}, r"which column of .*a\.csv is the label\? It has age"),
     "two roles": (str, {"client": "label"}, "the column 'label' is both the label and the client"),
-    "dropped label": (str, {"drop": ["label"]}, "the column 'label' is the label, not an input: leave it out of --drop"),
+    "dropped label": (str, {"drop": ["label"]}, "'label' is the label, not an input: leave it out of --drop"),
     "constant label": (column("label", lambda n: "a"), {}, r"a\.csv, column 'label': all rows have the label 'a'"),
     "too many labels": (
         lambda text: "age,label\n" + "".join(f"{n},c{n // 2}\n" for n in range(2010)),
@@ -360,8 +360,8 @@ BAD: dict[str, tuple[Callable[[str], Any], dict[str, Any], str]] = {
     "features of text": (str, {"features": np.full((40, 2), "a")}, "must be an array of numbers"),
     "no features": (str, {"features": "none.npy"}, r"there is no file none\.npy"),
     "folders of a table": (str, {"client_from": "folder"}, "clients can come from folders for pictures only"),
-    "constant features": (str, {"features": np.ones((40, 2))}, "features has no column to learn from .'0': all rows have"),
-    "features without a value": (str, {"features": np.full((40, 2), np.nan)}, "no column to learn from .'0': it is empty"),
+    "constant features": (str, {"features": np.ones((40, 2))}, "features has no column to learn from"),
+    "features without a value": (str, {"features": np.full((40, 2), np.nan)}, "learn from .'0': it is empty"),
     "features that are a table": (str, {"features": "a.csv"}, r"a\.csv is not an \.npy file: save an array"),
     "a blank first line": (lambda text: "\n" + text, {}, r"a\.csv, line 1 is blank: it must have the names"),
     "UTF-32": (lambda text: text.encode("utf-32"), {}, r"a\.csv is UTF-32 text, not UTF-8"),
@@ -453,7 +453,7 @@ def test_what_looks_like_a_mistake_is_said(tmp_path: Path) -> None:
     assert re.search(
         r"row 2, column 'day': '2024-02-30' is not a date such as .* counts as missing \(1 in all\)", notes
     )
-    assert dict((name, kind) for name, kind, _ in table.understood)["day"] == "date"
+    assert ("day", "date") in [(name, kind) for name, kind, _ in table.understood]
 
 
 def test_own_features_need_no_pictures(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ IDS = {
     "mefbo-table2", "mefbo-fig1", "mefbo-fig2", "mefbo-fig3", "mefbo-fig14", "fedbioacc-fig1", "fedbioacc-fig2",
     "fedbioacc-fig3", "fedbioacc-fig4", "primaldual-fig1", "primaldual-fig2", "primaldual-table1", "primaldual-fig4",
     "theory-speedup", "theory-speedup-mefbo", "theory-rates", "theory-rates-mefbo", "theory-primal-dual",
+    "theory-nonconvex",
 }  # fmt: skip
 
 SMALL = Reproduction(

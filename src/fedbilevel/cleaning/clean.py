@@ -52,18 +52,18 @@ def clean(
             or several, one for each client; a folder of pictures.
         labels: the given labels, if the data are an array.
         label: the column with the given labels.
-        client: the column that says whose row it is.
-        clients: whose row it is, for each row; without ``client`` and ``clients``, every file is a client.
+        client: the column that says which client a row belongs to.
+        clients: the client of each row; without ``client`` and ``clients``, every file is a client.
         trusted: the column that says which labels were checked and are right; or that, for each row.
-        id: the column with what rows are called. Without it, they are called by their line, or by their index.
+        id: the column with the names of the rows. Without it, their lines name them, or the index of the data frame.
         drop: columns to leave out.
         categorical: columns whose values are names, even if they look like numbers.
         numeric: columns of numbers; other cells in them are errors.
         client_from: "folder": the folders of pictures are clients, and the folders in them classes.
-        features: an array (or an .npy file) with a row of numbers for each row of the table, which are looked at in
-            place of its columns.
+        features: an array, or an .npy file, with a row of numbers for each row of the table, to use in place of its
+            columns.
         relabel: give label issues their likely label in ``Found.cleaned``, instead of dropping them.
-        thorough: search longer, for about four times the cost.
+        thorough: search longer, for about five times the cost.
         seed: for everything random.
         progress: is called with the rounds done, and all rounds.
         checkpoint: a folder in which the search is saved, and continued from if it was interrupted.

@@ -93,18 +93,29 @@ def _kept(found: "Found", number: int, rows: int) -> tuple[np.ndarray, dict[int,
 
 def _replaced(column: Any, labels: Mapping[int, Any]) -> Any:
     """A column with some other cells, of the same type."""
-    cells = column.to_pylist() if is_arrow(column) else list(column)
+    if is_arrow(column):
+        return _replaced_in_arrow(column, labels)
+    cells = list(column)
+    known = {written(cell): cell for cell in cells}
     for row, label in labels.items():
-        cells[row] = label
-    if not is_arrow(column):
-        return np.array(cells) if isinstance(column, np.ndarray) else cells
+        cells[row] = known.get(written(label), label)
+    if not isinstance(column, np.ndarray):
+        return cells
+    return np.array(cells) if column.dtype.kind in "US" else np.array(cells).astype(column.dtype)
+
+
+def _replaced_in_arrow(column: Any, labels: Mapping[int, Any]) -> Any:
+    """The same for a column of Arrow. Labels are text, which says exactly what the cells say."""
     import pyarrow
 
-    kind = column.type.value_type if pyarrow.types.is_dictionary(column.type) else column.type
-    if not pyarrow.types.is_string(kind) and not pyarrow.types.is_large_string(kind):
-        known = {written(cell): cell for row, cell in enumerate(cells) if row not in labels}
-        cells = [known.get(written(cell)) if row in labels else cell for row, cell in enumerate(cells)]
-    return pyarrow.array(cells, kind)
+    cells = column.to_pylist()
+    categories = pyarrow.types.is_dictionary(column.type)
+    kind = column.type.value_type if categories else column.type
+    typed = {label: pyarrow.scalar(label).cast(kind).as_py() for label in set(labels.values())}
+    for row, label in labels.items():
+        cells[row] = typed[label]
+    made = pyarrow.array(cells, kind)
+    return made.dictionary_encode().cast(column.type) if categories else made
 
 
 def _filtered(column: Any, keep: np.ndarray) -> Any:

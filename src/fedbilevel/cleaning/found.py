@@ -40,12 +40,12 @@ class Gain(NamedTuple):
         """In one sentence.
 
         >>> Gain(Score(0.8, 0.5), Score(0.9, 0.3), 60).sentence
-        'On 60 trusted rows that it was not trained on, a model is right in 90.0 % after cleaning; before, in 80.0 %.'
+        'After cleaning, a model gets 90.0 % of the 60 trusted rows right, without having seen them; before, 80.0 %.'
         """
         before, after = percent(self.given.accuracy), percent(self.cleaned.accuracy)
         return (
-            f"On {self.rows:,} trusted rows that it was not trained on, a model is right in {after} after cleaning; "
-            f"before, in {before}."
+            f"After cleaning, a model gets {after} of the {self.rows:,} trusted rows right, without having seen them; "
+            f"before, {before}."
         )
 
 

@@ -52,7 +52,9 @@ def render(found: Found) -> str:
     counted = confusion(suspects, found.classes)
     pairs = counted.pairs(20)
     gallery = found.pictures is not None
-    return TEMPLATES.get_template("page.html").render(
+    return TEMPLATES.get_template(
+        "page.html"
+    ).render(
         title=found.title,
         facts=_facts(found),
         warnings=found.warnings,
@@ -66,6 +68,7 @@ def render(found: Found) -> str:
         pairs_of_classes=pairs,
         class_count=len(found.classes),
         gallery=gallery,
+        looked_at=bool(found.data.parts[0].cells),  # other columns may be texts, which people read
         columns=[] if gallery else list(found.columns)[:MOST_COLUMNS],
         worst=_worst(found, MOST_PICTURES if gallery else MOST_ROWS),
         gain=_gain(found),

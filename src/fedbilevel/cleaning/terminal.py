@@ -90,5 +90,5 @@ def worst(found: Found) -> Table:
     shown.add_column("wrong", justify="right")
     for _, row in rows.iterrows():
         names = (row[name] for name in ("row", *several, "given_label", "predicted_label"))
-        shown.add_row(*map(text, names), probable(float(row["probability_wrong"])))
+        shown.add_row(*map(text, names), probable(float(row.at["probability_wrong"])))
     return shown

@@ -16,6 +16,7 @@ from fedbilevel.core.schedules import Schedule
 from fedbilevel.core.server import Clients
 from fedbilevel.core.types import Key, Step
 from fedbilevel.core.vectors import Vector, is_vector
+from fedbilevel.errors import FedbilevelError, UnknownName
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,17 @@ class Algorithm(ABC):
 
     def check(self) -> None:
         """Refuse combinations of hyper-parameters that make no sense (raise FedbilevelError)."""
+
+    def __new__(cls, *values: Any, **named: Any) -> Self:
+        """Refuse hyper-parameters that it does not have, with the nearest one that it has."""
+        known = [f.name for f in dataclasses.fields(cls) if f.init]
+        if cls.__init__ is not object.__init__ and cls.__dataclass_params__.init:  # pyright: ignore
+            for name in named:
+                if name not in known:
+                    raise UnknownName(f"hyper-parameter of {cls.__name__}", name, known)
+            if len(values) > len(known):
+                raise FedbilevelError(f"{cls.__name__} has only these {len(known)} numbers: {', '.join(known)}.")
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         check_fields(self)

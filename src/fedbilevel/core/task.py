@@ -11,7 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedbilevel.core.checks import check_losses, check_rows, check_values
+from fedbilevel.core.checks import (
+    check_losses,
+    check_rows,
+    check_start,
+    check_values,
+    measured,
+    not_finite_at_start,
+)
 from fedbilevel.core.data import SPLITS, Data, Held, Joined, Layout, held
 from fedbilevel.core.digest import digest
 from fedbilevel.core.presentation import Presentation, Suggestion
@@ -22,6 +29,8 @@ from fedbilevel.core.types import Tree
 from fedbilevel.errors import FedbilevelError, UnknownName
 
 BatchSize = int | None | Mapping[str, int | None]
+MOST_ROWS = 1_000_000
+"""Of a batch of a client that has fewer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +74,9 @@ class Task:
     sampling: Sampling = "replacement"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.problem, Problem):
+            raise FedbilevelError(f"a task needs a problem, fb.Problem(upper, lower, init), not {self.problem!r}.")
+        check_start(self.problem)
         if len(self.clients) == 0:
             raise FedbilevelError("a task needs at least one client.")
         self._convert()
@@ -82,6 +94,11 @@ class Task:
             )
         if self.sampling not in SAMPLINGS:
             raise UnknownName("sampling", str(self.sampling), SAMPLINGS)
+        for size, longest in zip(self.layout.batch_sizes, self.layout.longest, strict=True):
+            if size is not None and size > max(longest, MOST_ROWS):
+                raise FedbilevelError(
+                    f"batch_size is {size}, but the largest client has {longest} rows: use None for all rows."
+                )
         _ = self.normalised_weights  # refuses bad ones
         if self.problem.weighting and np.ptp(self.normalised_weights) > 0:
             raise FedbilevelError("with weighting=True, x holds the clients' weights: leave out weights=.")
@@ -89,7 +106,11 @@ class Task:
 
     def measured(self, x: Tree, y: Tree) -> Mapping[str, Any]:
         """The metrics of a solution; none if the task has no metrics."""
-        return self.metrics(x, y) if self.metrics is not None else {}
+        return {} if self.metrics is None else measured(self.metrics, x, y)
+
+    def not_finite_at_start(self) -> str:
+        """What is NaN or infinite before anything was trained, in a sentence; "" if nothing is."""
+        return not_finite_at_start(self.problem, {split: self._held(split) for split in SPLITS})
 
     @cached_property
     def normalised_weights(self) -> np.ndarray:

@@ -31,7 +31,7 @@ def new_rows(encoding: Encoding, source: Any, id: str | None = None) -> NewRows:
         encoding: stored with a model.
         source: a table that has the columns of the encoding; an array, or an .npy file, for a model of features; a
             folder of pictures, or a table that names them, for a model of pictures.
-        id: the column with what rows are called. Without it, they are called by their line.
+        id: the column with the names of the rows. Without it, their lines name them.
     """
     if encoding.source == "features":
         features, name = feature_file(source)

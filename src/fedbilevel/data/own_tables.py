@@ -62,7 +62,7 @@ class OwnTable:
         classes: the names of the labels, as most rows write them.
         labels: int32, as numbers of ``classes``.
         clients: the names of the clients.
-        client: int32, who has each row, as numbers of ``clients``.
+        client: int32, the client of each row, as numbers of ``clients``.
         trusted: whether the label of each row was checked; None if nobody says.
         encoding: how rows become inputs, learned from sums over the clients' rows.
         understood: of every column, how it was understood, in words: (column, kind, what becomes of it).

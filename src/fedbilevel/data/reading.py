@@ -53,10 +53,11 @@ def table(
         source: a CSV, TSV, Parquet or NPZ file; several files, one for each client; a folder of pictures with a folder
             for each class, or with a labels.csv; a pandas data frame; or an array with a row for each sample.
         label: the column with the labels, or the labels. Pictures in folders do without.
-        client: the column that says who has a row, or who has each row. Without it, every file is a client.
+        client: the column that says which client a row belongs to, or the client of each row. Without it, every file is
+            a client.
         trusted: the column that says whether a label was checked: true or false, yes or no, 1 or 0; a missing value
             is no. Or a value for each row.
-        id: the column with what rows are called. Without it, they are called by their line.
+        id: the column with the names of the rows. Without it, their lines name them.
         group: the column with groups of people, for tasks about groups.
         drop: columns to leave out.
         categorical: columns whose values are names, even if they look like numbers.
@@ -113,7 +114,7 @@ def _table(
     parts, first = [], 0
     for n, part in enumerate(tables):
         raw = part.read(wanted)
-        mine = {name: Cells(part, name, part.arrow(name, raw.pop(name))) for name in wanted}
+        mine = {name: _cells(part, name, raw.pop(name)) for name in wanted}
         matrix = None if opened.features is None else opened.features[first : first + len(part)]
         first += len(part)
         parts.append(Part(part, opened.names[n], kept[n], mine, opened.pictures[n], matrix))
@@ -180,6 +181,14 @@ def _inputs(tables: Sequence[Table], roles: Mapping[str, Given], drop: Sequence[
             f"{tables[0].source} has no column besides the label to learn from: it has {listed(tables[0].names)}."
         )
     return wanted
+
+
+def _cells(part: Table, name: str, column: Any) -> Cells:
+    """The cells of an input; says how to go on without those that cannot be one."""
+    try:
+        return Cells(part, name, part.arrow(name, column))
+    except FedbilevelError as error:
+        raise FedbilevelError(f"{str(error).rstrip('.')}: --drop leaves the column out.") from None
 
 
 def _rows_by_client(parts: Sequence[Part], who: np.ndarray) -> list[list[Index]]:

@@ -1,4 +1,4 @@
-"""What the columns of people's own tables mean: labels, clients, which rows are trusted, what rows are called."""
+"""What the columns of people's own tables mean: labels, clients, trusted rows, names of rows."""
 
 import unicodedata
 from collections import Counter

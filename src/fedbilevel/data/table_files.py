@@ -238,7 +238,9 @@ def _of_parquet(path: Path) -> Table:
                 batch.validate(full=True)  # text that is none, for instance
                 batches.append(batch)
             kinds = {name: file.schema_arrow.field(name).type for name in names}
-        return {name: pyarrow.chunked_array([batch.column(name) for batch in batches], kinds[name]) for name in names}
+        columns = {n: pyarrow.chunked_array([batch.column(n) for batch in batches], kinds[n]) for n in names}
+        views = [name for name in names if pyarrow.types.is_string_view(kinds[name])]
+        return columns | {name: columns[name].cast("large_string") for name in views}  # others cannot be filtered
 
     return Table(source, names, 0, load, rows)
 

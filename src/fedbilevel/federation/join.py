@@ -75,7 +75,8 @@ def obstacle(folder: Path) -> str:
     except (ssl.SSLError, ConnectionResetError):
         return f"the server at {place} does not accept the certificate of this kit: {REFUSED}."
     except OSError as error:
-        return f"{place} cannot be reached ({error}): check that the server is running and its port is open."
+        why = error.strerror or error
+        return f"{place} cannot be reached ({why}): check that the server is running and its port is open."
     return f"the server at {place} closes the connection: {REFUSED}."
 
 

@@ -17,8 +17,8 @@ from fedbilevel.pytorch.variables import trained
 def check(task: Task, rows: int = 8, tolerance: float | None = None) -> dict[str, float]:
     """Compare the losses of a task with PyTorch itself on the first rows of the first client: values and gradients.
 
-    Returns the largest difference of each, relative to the largest entry; raises a :class:`FedbilevelError` where one is
-    above the tolerance (1e-4 in single precision, 1e-8 in double).
+    Returns the largest difference of each, relative to the largest entry; raises a :class:`FedbilevelError` where one
+    is above the tolerance (1e-4 in single precision, 1e-8 in double).
     """
     client = {**task.clients[0], **({} if task.server is None else {"val": task.server})}
     found: dict[str, float] = {}
@@ -37,7 +37,7 @@ def check(task: Task, rows: int = 8, tolerance: float | None = None) -> dict[str
 def differences(loss: Loss, batch: Any) -> dict[str, float]:
     """How far the value and the gradient of a loss are from PyTorch's, on one batch, at the start."""
     at = loss.x.arrays(), loss.y.arrays()
-    value, slopes = jax.value_and_grad(lambda at: loss(*at, batch))(at)
+    value, slopes = jax.value_and_grad(lambda at: loss(at[0], at[1], batch))(at)
     plain, own = _plain(loss, batch)
     return {
         loss.name: _distance([value], [plain]),

@@ -1,9 +1,9 @@
 """Import torchax where it and the installed PyTorch do not fit, and correct two of its methods.
 
-torchax 0.0.13 lists operations by name when it is imported. Some of them, overloads that take the *names* of axes such as
-``aten.prod.dim_Dimname``, are gone from PyTorch 2.13, so the import fails. Nobody calls what is gone. So while torchax is
-imported, and only then, such a name gives a placeholder that stands in torchax's tables. Once a torchax is out that does
-without these names, no placeholder is made, and that part can go.
+torchax 0.0.13 lists operations by name when it is imported. Some of them, overloads that take the *names* of axes such
+as ``aten.prod.dim_Dimname``, are gone from PyTorch 2.13, so the import fails. Nobody calls what is gone. So while
+torchax is imported, and only then, such a name gives a placeholder that stands in torchax's tables. Once a torchax is
+out that does without these names, no placeholder is made, and that part can go.
 
 Its tensors, too, have two methods that do other than PyTorch's: ``a.data`` passes gradients on, and ``a.type_as(b)``
 changes the type of ``a`` itself.

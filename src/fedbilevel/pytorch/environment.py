@@ -1,6 +1,7 @@
 """Where torch code runs on JAX arrays: torchax's environment, with our operations, constants, randomness and errors."""
 
 import contextvars
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
+from jax.core import Tracer
 from torch.utils import _pytree as torch_tree
 
 from fedbilevel.errors import FedbilevelError
@@ -18,11 +20,13 @@ from fedbilevel.pytorch.compatibility import Tensor, View, torchax
 from fedbilevel.pytorch.operations import OPERATIONS
 
 NOT_RANDOM = (
-    "the loss draws random numbers, by dropout for instance: give fb.torch.problem(..., noise=True), "
-    "or call eval() of the module first."
+    "the loss draws random numbers where nothing may be random: give noise=True to fb.torch.problem, and draw them "
+    "only if the module is in training, as in dropout(..., training=y.training)."
 )
 MOVES = (torch.Tensor.cuda, torch.Tensor.cpu)
 """Between devices, of which a traced loss has one."""
+_one_at_a_time = threading.RLock()
+"""Torch's modes, and the filters of warnings, belong to the process; tracing would use one core at a time anyway."""
 _noise: contextvars.ContextVar[list[Any] | None] = contextvars.ContextVar("noise", default=None)
 
 
@@ -38,7 +42,6 @@ class Environment(torchax.tensor.Environment):
 
     def __init__(self) -> None:
         super().__init__()
-        self._constants: dict[int, tuple[torch.Tensor, jax.Array]] = {}
         for operation, function in OPERATIONS.items():
             self._ops[operation] = torchax.ops.ops_registry.Operator(
                 operation, function, is_jax_function=True, is_user_defined=True, needs_env=False, is_view_op=False
@@ -58,13 +61,6 @@ class Environment(torchax.tensor.Environment):
         noise[0], key = jax.random.split(noise[0])
         return key
 
-    def constant(self, tensor: torch.Tensor) -> Any:
-        """A tensor from outside of the loss, copied to JAX once."""
-        known = self._constants.get(id(tensor))
-        if known is None or known[0] is not tensor:
-            known = (tensor, from_torch(tensor))
-        return Tensor(known[1], self)
-
     def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Run one operation."""
         kwargs = kwargs or {}
@@ -81,7 +77,7 @@ class Environment(torchax.tensor.Environment):
                     "the loss writes into a tensor that was made outside of it: make the tensor in the loss."
                 )
             plain = lambda a: isinstance(a, torch.Tensor) and not isinstance(a, Tensor | View)
-            args, kwargs = torch_tree.tree_map(lambda a: self.constant(a) if plain(a) else a, (args, kwargs))
+            args, kwargs = torch_tree.tree_map(lambda a: Tensor(from_torch(a), self) if plain(a) else a, (args, kwargs))
         with ExitStack() as how:
             if not any(map(_traced, ours)) and not self._random(func):
                 how.enter_context(jax.ensure_compile_time_eval())
@@ -110,7 +106,7 @@ class Environment(torchax.tensor.Environment):
 
 def _traced(tensor: Any) -> bool:
     """Whether the values of a tensor are known only when the compiled program runs."""
-    return isinstance(tensor.source_jax() if isinstance(tensor, View) else tensor.jax(), jax.core.Tracer)
+    return isinstance(tensor.source_jax() if isinstance(tensor, View) else tensor.jax(), Tracer)
 
 
 def _writes(func: Any) -> bool:
@@ -130,7 +126,7 @@ def entered(key: Any = None) -> Iterator[Environment]:
     env = environment()
     token = _noise.set(None if key is None else [key])
     try:
-        with warnings.catch_warnings(), torch.enable_grad(), env:
+        with _one_at_a_time, warnings.catch_warnings(), torch.enable_grad(), env:
             # Of torch code that asks for 64 bits, as all labels do, where JAX has 32.
             warnings.filterwarnings("ignore", "Explicitly requested dtype")
             yield env

@@ -12,9 +12,8 @@ import torch
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.pytorch.compatibility import torchax
 
-LIBRARIES = tuple(Path(str(library.__file__)).parent for library in (torch, torchax, jax)) + (
-    Path(__file__).parents[1],
-)
+_LIBRARIES = [Path(str(library.__file__)).parent for library in (torch, torchax, jax)]
+LIBRARIES = (*_LIBRARIES, Path(__file__).parents[1])
 LOOKS = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,

@@ -7,9 +7,11 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from fedbilevel.models.convolutions import convolve
+from fedbilevel.models.convolutions import convolve, max_pool
+from fedbilevel.pytorch.compatibility import torchax
 
 aten: Any = torch.ops.aten
+jtorch: Any = torchax.ops.jtorch
 
 
 def convolution(
@@ -50,18 +52,23 @@ def convolution(
             images, filters, stride, "VALID", rhs_dilation=dilation, feature_group_count=groups
         )
     else:
-        found = _of_patches(images, filters, stride, dilation, groups)
+        return _of_patches(images, filters, bias, stride, dilation, groups)[0 if single else slice(None)]
     if bias is not None:
         found = found + bias.reshape(-1, *(1,) * axes)
     return found[0] if single else found
 
 
 def _of_patches(
-    images: jax.Array, filters: jax.Array, stride: tuple[int, ...], dilation: tuple[int, ...], groups: int
+    images: jax.Array,
+    filters: jax.Array,
+    bias: jax.Array | None,
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+    groups: int,
 ) -> jax.Array:
     """Of images (rows, channels, height, width), or without the height."""
     if images.ndim == 3:
-        found = _of_patches(images[:, :, None], filters[:, :, None], (1, *stride), (1, *dilation), groups)
+        found = _of_patches(images[:, :, None], filters[:, :, None], bias, (1, *stride), (1, *dilation), groups)
         return found[:, :, 0]
     if any(d > 1 for d in dilation):
         filters = jax.lax.pad(
@@ -69,12 +76,13 @@ def _of_patches(
         )
     images, filters = images.transpose(0, 2, 3, 1), filters.transpose(2, 3, 1, 0)
     if filters.shape[2] == 1 and groups == images.shape[3]:
-        return _depthwise(images, filters, stride).transpose(0, 3, 1, 2)
-    parts = [
-        _strided(part, own, stride)
-        for part, own in zip(jnp.split(images, groups, 3), jnp.split(filters, groups, 3), strict=True)
-    ]
-    return jnp.concatenate(parts, 3).transpose(0, 3, 1, 2)
+        found = _depthwise(images, filters, stride)
+    elif groups == 1:
+        found = _strided(images, filters, stride)
+    else:
+        pairs = zip(jnp.split(images, groups, 3), jnp.split(filters, groups, 3), strict=True)
+        found = jnp.concatenate([_strided(part, own, stride) for part, own in pairs], 3)
+    return (found if bias is None else found + bias).transpose(0, 3, 1, 2)
 
 
 def _strided(images: jax.Array, filters: jax.Array, stride: tuple[int, ...]) -> jax.Array:
@@ -108,4 +116,39 @@ def _shifted(images: jax.Array, size: Sequence[int], stride: Sequence[int], dila
     ]
 
 
-OPERATIONS = {aten.convolution.default: convolution, aten.convolution: convolution}
+def max_pooling(
+    images: jax.Array,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """The maximum of every window, with the derivative of the first of several, as in PyTorch."""
+    if ceil_mode or return_indices or not jnp.issubdtype(images.dtype, jnp.floating):
+        return jtorch._functional_max_pool2d(
+            images, kernel_size, stride or kernel_size, padding, dilation, ceil_mode, return_indices
+        )
+    two = lambda value: (value, value) if isinstance(value, int) else tuple(value) * (3 - len(tuple(value)))
+    size, padding, dilation = two(kernel_size), two(padding), two(dilation)
+    steps = two(stride or size)
+    single = images.ndim == 3
+    images = (images[None] if single else images).transpose(0, 2, 3, 1)
+    if size == steps and size[0] == size[1] and padding == (0, 0) and dilation == (1, 1):
+        found = max_pool(images, size[0])
+    else:
+        least = jnp.full((), -jnp.inf, images.dtype)
+        images = jax.lax.pad(images, least, [(0, 0, 0), *((p, p, 0) for p in padding), (0, 0, 0)])
+        found, *others = _shifted(images, size, steps, dilation)
+        for other in others:
+            found = jnp.where((other > found) | (other != other), other, found)
+    found = found.transpose(0, 3, 1, 2)
+    return found[0] if single else found
+
+
+OPERATIONS = {
+    aten.convolution.default: convolution,
+    aten.convolution: convolution,
+    torch.nn.functional.max_pool2d: max_pooling,
+}

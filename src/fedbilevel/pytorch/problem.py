@@ -72,7 +72,7 @@ def problem(upper: TorchLoss, lower: TorchLoss, *, x: Any, y: Any, noise: bool =
         more: what else a :class:`~fedbilevel.Problem` takes, such as ``private_x=True``; projections are functions of
             arrays, such as ``fb.vectors.box(0.0, 1.0)``.
     """
-    mine, yours = Variables("x", x), Variables("y", y)
+    mine, yours = Variables("x", x, noise), Variables("y", y, noise)
     if {id(t) for t in mine.given} & {id(t) for t in yours.given}:
         raise FedbilevelError("x and y share parameters: give each parameter to one of them.")
     start = mine.arrays(), yours.arrays()

@@ -13,8 +13,8 @@ from fedbilevel.errors import FedbilevelError
 def rows(source: Any, *names: str) -> dict[str, np.ndarray]:
     """All rows of a ``Dataset`` or ``DataLoader`` as the arrays of a client, read once.
 
-    ``fb.torch.rows(data, "image", "label")`` gives ``{"image": ..., "label": ...}``. What is random in the source, such as
-    augmentation, is drawn once. A loader gives what one pass over it gives.
+    ``fb.torch.rows(data, "image", "label")`` gives ``{"image": ..., "label": ...}``. What is random in the source, such
+    as augmentation, is drawn once. A loader gives what one pass over it gives.
 
     Args:
         source: a data set, or a loader of one.

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import torch
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 from torch.utils import _pytree as torch_tree
 
 from fedbilevel.errors import FedbilevelError, FedbilevelWarning
@@ -29,9 +30,10 @@ class Variables:
     Args:
         name: "x" or "y", for messages.
         value: a tensor or a module, or a dictionary, list or tuple of them.
+        noise: whether losses may be random.
     """
 
-    def __init__(self, name: str, value: Any) -> None:
+    def __init__(self, name: str, value: Any, noise: bool = False) -> None:
         self.name = name
         leaves, self._structure = jax.tree.flatten(value)
         if not leaves:
@@ -43,10 +45,10 @@ class Variables:
         self._parts: list[Any] = copy.deepcopy(leaves, {id(t): t.detach().clone() for t in _not_leaves(leaves)})
         for part in self._parts:
             _use_batch_statistics(name, part)
+            _warn_of_dropout(name, part, noise)
         self._names = [trained(part) for part in self._parts]
         moved = {id(p) for each in self._names for _, p in each}
         self._fixed = {id(t): (t, from_torch(t)) for part in self._parts for t in _tensors(part) if id(t) not in moved}
-        self._eval = False
         _warn_of_precision(name, self.given)
 
     def _check(self, leaf: Any) -> None:
@@ -177,7 +179,14 @@ def _use_batch_statistics(name: str, part: Any) -> None:
     for layer in found:
         layer.running_mean = layer.running_var = layer.num_batches_tracked = None
     if found:
-        warnings.warn(BATCH_STATISTICS.format(name), FedbilevelWarning, stacklevel=5)
+        warnings.warn(BATCH_STATISTICS.format(name), FedbilevelWarning, stacklevel=4)
+
+
+def _warn_of_dropout(name: str, part: Any, noise: bool) -> None:
+    layers = part.modules() if isinstance(part, torch.nn.Module) else []
+    if not noise and any(isinstance(layer, _DropoutNd) and layer.training and layer.p > 0 for layer in layers):
+        said = f"{name} has dropout, which is off without noise=True: give it, or call eval() of the module."
+        warnings.warn(said, FedbilevelWarning, stacklevel=4)
 
 
 def _floating(tensor: torch.Tensor) -> torch.dtype:
@@ -190,5 +199,5 @@ def _warn_of_precision(name: str, given: list[torch.Tensor]) -> None:
             f"{name} is in double precision, but JAX computes in single precision: "
             "jax.config.update('jax_enable_x64', True) at the start of the program changes that.",
             FedbilevelWarning,
-            stacklevel=5,
+            stacklevel=4,
         )

@@ -34,7 +34,7 @@ def predict(folder: Path | str, source: Any, id: str | None = None) -> Any:
     Args:
         folder: of a run on an own table.
         source: a file, a data frame, an array or a folder of pictures, like what the model was trained on.
-        id: the column with what rows are called. Without it, they are called by their line.
+        id: the column with the names of the rows. Without it, their lines name them.
 
     Returns:
         A data frame: ``row``, ``predicted_label``, ``probability``, and "p(CLASS)" for each of up to 20 classes.

@@ -136,6 +136,7 @@ def solve(
     """
     if not isinstance(algorithm, Algorithm):
         raise FedbilevelError(f"give an algorithm with its hyper-parameters, for instance FedBiO(), not {algorithm!r}.")
+    check_task(task)
     check_rounds(rounds, every)
     check_seed(seed)
     watched = [find(entry) for entry in ([diagnostics] if isinstance(diagnostics, str) else diagnostics)]
@@ -191,7 +192,7 @@ def solve(
         each.start(Started(task, algorithm, rounds, seed, list(history)))
     try:
         if not bool(state.finite):
-            raise diverged(algorithm, state)
+            raise diverged(algorithm, state, None, task.not_finite_at_start())
         for each in watched:
             each.check(Snapshot(runner, state))
         at_once = 1  # rounds per call: a call cannot be interrupted, so it is kept to about half a second
@@ -210,7 +211,7 @@ def solve(
                 due = min(rounds, (now // every + 1) * every)
                 new = jax.block_until_ready(runner.advance(state, min(at_once, due - now)))
                 if not bool(new.finite):
-                    raise diverged(algorithm, new, result(state))
+                    raise diverged(algorithm, new, result(state), task.not_finite_at_start() if now == 0 else "")
                 state = new
                 if checkpoints is None or checkpoints.seconds > 0:  # otherwise every round is saved
                     at_once = 2 * at_once if time.perf_counter() - called < 0.25 else max(1, at_once // 2)
@@ -238,6 +239,15 @@ def observe(engine: Engine, state: Any, seconds: float, metrics: bool) -> Row:
     if metrics:
         row |= {name: float(value) for name, value in engine.metrics(state).items()}
     return row
+
+
+def check_task(task: Any) -> None:
+    """Refuse what is not a task."""
+    if isinstance(task, str):
+        how = f"fb.tasks.{task.replace('-', '_')}(), ..." if task.replace("-", "_").isidentifier() else "task, ..."
+        raise FedbilevelError(f"give a task, not its name: fb.solve({how}), or fb.Experiment({task!r}).run().")
+    if not isinstance(task, Task):
+        raise FedbilevelError(f"give a task, fb.Task(problem, clients), not {type(task).__name__}.")
 
 
 def check_rounds(rounds: Any, every: Any) -> None:
@@ -304,8 +314,10 @@ def _start_values(task: Task, x: Tree, y: Tree, u: Tree) -> tuple[Tree, Tree, Tr
     return checked[0], checked[1], checked[2]
 
 
-def diverged(algorithm: Algorithm, state: Any, before: Result | None = None) -> Diverged:
-    """Name the variables that are not finite, and the steps to lower; ``before`` is the result so far."""
+def diverged(algorithm: Algorithm, state: Any, before: Result | None = None, why: str = "") -> Diverged:
+    """Name the variables that are not finite, and the steps to lower, unless ``why`` says what else is the reason;
+    ``before`` is the result so far.
+    """
     parts, _ = jax.tree_util.tree_flatten_with_path(state.server, is_leaf=is_vector)
     bad = []
     for path, part in parts:
@@ -321,4 +333,4 @@ def diverged(algorithm: Algorithm, state: Any, before: Result | None = None) -> 
         f"round {int(state.round)}: {' and '.join(bad)} became NaN or infinite: "
         f"try a smaller {advice or 'step size'}, or check that the losses are finite."
     )
-    return Diverged(text, int(state.round), tuple(bad), before)
+    return Diverged(why or text, int(state.round), tuple(bad), before)
