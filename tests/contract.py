@@ -364,7 +364,7 @@ CONTRACT: dict[str, Entry] = {
             Limit(
                 "T1, the mean of own hypergradients",
                 T1,
-                fb.LocalBSGM(0.2, 0.2, TAU, 8, local_steps=1),
+                fb.LocalBSGM(0.1, 0.2, TAU, 8, local_steps=1),
                 1500,
                 derivations.mean_of_own(T1, TAU, 9),
             ),
@@ -406,8 +406,8 @@ CONTRACT: dict[str, Entry] = {
     "meha": Entry(
         fb.MEHA(),
         [
-            Limit(f"T1, penalty {c:g}", T1, fb.MEHA(0.1 * c, **PROX, penalty=c), 1500, derivations.mefbo(T1, c, 1.0))
-            for c in (10.0, 1e3)
+            Limit(f"T1, penalty {c:g}", T1, fb.MEHA(0.1 * c, **PROX, penalty=c), 2500, derivations.mefbo(T1, c, 1.0))
+            for c in (10.0, 100.0)  # with 1e3, the method itself needs shorter steps of x than MeFBO does
         ]
         + [Limit("T2, no bias", T2, fb.MEHA(1.0, **PROX, penalty=10.0), 4000, [4.0])],
         [Cost(fb.MEHA(lr_upper=step), 3, P + 2 * D, P + 2 * D, oracles(Gf=2, Gg=4)) for step in (0.1, 0.2)],

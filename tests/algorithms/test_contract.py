@@ -73,7 +73,7 @@ def test_the_whole_contract(entry: Entry) -> None:
     fb.testing.check_algorithm(entry.small)
 
 
-@pytest.mark.parametrize("entry", [entry_of(name, MORE) for name in CONTRACT])
+@pytest.mark.parametrize("entry", [entry_of(name, {"fedbio-local"}) for name in CONTRACT])
 def test_every_step_may_be_a_schedule(entry: Entry) -> None:
     """With power(v, -0.5) for every number v, rounds are those with v, then with v / sqrt(2), in both engines."""
     algorithm, cohort = entry.small, Uniform(3)

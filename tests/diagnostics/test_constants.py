@@ -118,6 +118,7 @@ def test_without_strong_convexity() -> None:
     assert "kappa = L / mu = 8" in words(FOUND)[1]
 
 
+@pytest.mark.slow
 def test_a_private_x() -> None:
     c = fb.measure_constants(sample_weights(clients=2))
     assert c.convex >= 0.19  # its weight decay, 0.1 |y|^2

@@ -218,7 +218,7 @@ def _measure(
             "cross_change": _root(lanczos(_across(g, p), begin_y, STEPS)) / far,
         }
 
-    points = jax.tree.map(jnp.maximum, here(y), here(tree_y(moved)))
+    points = jax.tree.map(jnp.max, lax.map(lambda flat: here(tree_y(flat)), jnp.stack([flat_y, moved])))
     count = ids.shape[0]
     pairs = ids[jnp.array([(a, b) for a in range(count) for b in range(a)] or [(0, 0)])]
     others = jax.tree.map(jnp.max, {**lax.map(differ, pairs), **lax.map(change, ids)})
