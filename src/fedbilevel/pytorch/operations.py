@@ -133,8 +133,8 @@ def max_pooling(
     two = lambda value: (value, value) if isinstance(value, int) else tuple(value) * (3 - len(tuple(value)))
     size, padding, dilation = two(kernel_size), two(padding), two(dilation)
     steps = two(stride or size)
-    single = images.ndim == 3
-    images = (images[None] if single else images).transpose(0, 2, 3, 1)
+    around = images.shape[:-2]
+    images = images.reshape(-1, *images.shape[-2:], 1)  # channels are as good as rows
     if size == steps and size[0] == size[1] and padding == (0, 0) and dilation == (1, 1):
         found = max_pool(images, size[0])
     else:
@@ -143,8 +143,7 @@ def max_pooling(
         found, *others = _shifted(images, size, steps, dilation)
         for other in others:
             found = jnp.where((other > found) | (other != other), other, found)
-    found = found.transpose(0, 3, 1, 2)
-    return found[0] if single else found
+    return found.reshape(*around, *found.shape[1:3])
 
 
 OPERATIONS = {
