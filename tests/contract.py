@@ -3,17 +3,17 @@
 Expected numbers come from tests/derivations.py, never from a run.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 import derivations
 import fedbilevel as fb
+from fedbilevel import testing
 from fedbilevel.tasks import Quadratic, WeightedQuadratics
+from fedbilevel.testing import check_limit
 
 T1 = Quadratic.random(clients=5, p=4, d=6)
 T2 = Quadratic.scalar()
@@ -35,6 +35,10 @@ class Limit(NamedTuple):
     rounds: int
     expected: Any
     tolerance: float = 1e-7
+
+    def check(self) -> None:
+        """As for everybody's algorithms."""
+        check_limit(testing.Limit(self.algorithm, self.rounds, self.problem, self.expected, self.tolerance))
 
 
 class Cost(NamedTuple):
@@ -255,6 +259,25 @@ CONTRACT: dict[str, Entry] = {
         + [Limit("T2, no bias", T2, fb.MeFBO(1.0, **PROX, penalty=10.0), 4000, [4.0])],
         [Cost(fb.MeFBO(local_steps=n), 1, P + 2 * D, P + 2 * D, oracles(n, Gf=1, Gg=2)) for n in (1, 3)],
     ),
+    "soba": Entry(
+        fb.SOBA("power(0.1, -0.5)", 0.2, 0.2),  # pyright: ignore[reportArgumentType]
+        [
+            Limit("T1", T1, fb.SOBA(**STEPS), 3000, solution),
+            Limit("T2", T2, fb.SOBA(0.2, 0.4, 0.4), 3000, [4.0]),
+        ],
+        [
+            Cost(algorithm, 1, P + 2 * D, P + 2 * D, oracles(Gf=1, Gg=1, J=1, H=1))
+            for algorithm in (fb.SOBA(), fb.SOBA(**STEPS))
+        ],
+    ),
+    "saba": Entry(
+        fb.SABA(**STEPS, blocks=2),
+        [
+            Limit("T1", T1, fb.SABA(0.05, 0.1, 0.1, blocks=2), 6000, solution),
+            Limit("T2", T2, fb.SABA(0.1, 0.2, 0.2, blocks=1), 6000, [4.0]),
+        ],
+        [Cost(fb.SABA(blocks=n), 1, P + 2 * D, P + 2 * D, oracles(Gf=1, Gg=1, J=1, H=1)) for n in (1, 3)],
+    ),
     "f2sa": Entry(
         fb.F2SA(lower_steps=2),
         [
@@ -333,6 +356,71 @@ CONTRACT: dict[str, Entry] = {
             )
             for Q, n in ((3, 5), (8, 1))
         ],
+    ),
+    "local-bsgm": Entry(
+        fb.LocalBSGM(0.1, 0.2, 0.2, 3, local_steps=2),
+        [
+            Limit("T2: 2", T2, fb.LocalBSGM(0.2, 0.2, TAU, 60, local_steps=1), 1500, [2.0]),
+            Limit(
+                "T1, the mean of own hypergradients",
+                T1,
+                fb.LocalBSGM(0.2, 0.2, TAU, 8, local_steps=1),
+                1500,
+                derivations.mean_of_own(T1, TAU, 9),
+            ),
+        ],
+        [
+            Cost(
+                fb.LocalBSGM(neumann_steps=Q, local_steps=n),
+                1,
+                2 * (P + D),
+                2 * (P + D),
+                oracles(n, Gf=1, Gg=1, J=1, H=Q),
+            )
+            for Q, n in ((3, 5), (8, 1))
+        ],
+    ),
+    "adafbio": Entry(
+        fb.AdaFBiO(0.1, 0.2, 0.2, 3, local_steps=2),
+        [
+            Limit("T2: 2", T2, fb.AdaFBiO(0.2, 0.2, TAU, 60, 1.0, local_steps=1, epsilon=1.0), 1500, [2.0]),
+            Limit(
+                "T1, the mean of own hypergradients",
+                T1,
+                fb.AdaFBiO(0.2, 0.2, TAU, 8, 1.0, local_steps=3, epsilon=1.0, **NO_FORGETTING),
+                1000,
+                derivations.mean_of_own(T1, TAU, 9),
+            ),
+        ],
+        [
+            Cost(
+                fb.AdaFBiO(neumann_steps=Q, local_steps=n),
+                2,
+                2 * (P + D) + P,
+                2 * (P + D) + P,
+                oracles(n, Gf=2, Gg=2, J=2, H=2 * Q),
+            )
+            for Q, n in ((3, 5), (8, 1))
+        ],
+    ),
+    "meha": Entry(
+        fb.MEHA(),
+        [
+            Limit(f"T1, penalty {c:g}", T1, fb.MEHA(0.1 * c, **PROX, penalty=c), 1500, derivations.mefbo(T1, c, 1.0))
+            for c in (10.0, 1e3)
+        ]
+        + [Limit("T2, no bias", T2, fb.MEHA(1.0, **PROX, penalty=10.0), 4000, [4.0])],
+        [Cost(fb.MEHA(lr_upper=step), 3, P + 2 * D, P + 2 * D, oracles(Gf=2, Gg=4)) for step in (0.1, 0.2)],
+    ),
+    "mefbo-storm": Entry(
+        fb.MeFBOStorm(local_steps=2),
+        [
+            Limit(
+                f"T1, penalty {c:g}", T1, fb.MeFBOStorm(0.1 * c, **PROX, penalty=c), 1000, derivations.mefbo(T1, c, 1.0)
+            )
+            for c in (10.0, 1e3)
+        ],
+        [Cost(fb.MeFBOStorm(local_steps=n), 1, P + 2 * D, P + 2 * D, oracles(2 * n, Gf=1, Gg=2)) for n in (1, 3)],
     ),
     "fedbio-local": Entry(
         fb.FedBiOLocal(0.1, 0.2, 0.2, 3, local_steps=2),
@@ -634,38 +722,8 @@ MISSED = {
     "f2sa": 2 * D,
     "fedavg": P,  # x stays, so that it is sent only once if the same clients take part again
     "fedbioacc": P + 2 * D,
-    **dict.fromkeys(("local-bsgvrm", "sustain", "mrbo"), P + D),
+    **dict.fromkeys(("local-bsgvrm", "adafbio", "meha", "sustain", "mrbo"), P + D),
+    "mefbo-storm": P + 2 * D,
     **dict.fromkeys(("fedbioacc-local", "distbioacc"), P),
 }
 CONTRACT = {name: replace(entry, missed=MISSED.get(name, 0)) for name, entry in CONTRACT.items()}
-
-
-# Tasks for what holds for all algorithms.
-
-
-def problem_of(kind: Any, quadratic: Quadratic) -> Any:
-    """The same quadratic with the lower level that an algorithm is for."""
-    return quadratic.local() if kind.lower_level == "local" else quadratic
-
-
-@cache
-def noisy(lower_level: str, weighting: bool, dtype: Any = np.float64) -> fb.Task:
-    """Four clients with two rows of matrices each, in batches of one row; different weights where they are free."""
-    if weighting:
-        w = WeightedQuadratics.random(clients=8, d=4)
-        made = replace(w, H=w.H[:4], c=w.c[:4]).task()
-        clients = [{"train": {"H": w.H[2 * m : 2 * m + 2], "c": w.c[2 * m : 2 * m + 2]}} for m in range(4)]
-        rows = {"H": w.H[:2], "c": w.c[:2]}
-        task = fb.Task(made.problem, clients, batch_size=1, server=rows)
-    else:
-        q = Quadratic.random(clients=8, p=3, d=4)
-        q = q.local() if lower_level == "local" else q
-        rows = lambda names, m: {k: getattr(q, k)[2 * m : 2 * m + 2] for k in names}
-        data = [{"train": rows(("A", "B", "b"), m), "val": rows(("P", "s", "R", "t"), m)} for m in range(4)]
-        task = fb.Task(q.task().problem, data, weights=[1, 2, 3, 4], batch_size=1)
-    if dtype == np.float64:
-        return task
-    cast = lambda tree: jax.tree.map(lambda a: np.asarray(a, dtype), tree)
-    start: Callable[..., Any] = task.problem.init
-    problem = replace(task.problem, init=lambda key: cast(start(key)))
-    return replace(task, problem=problem, clients=cast(task.clients), server=cast(task.server))

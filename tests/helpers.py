@@ -38,17 +38,6 @@ INTERRUPTIBLE = [
 children."""
 
 
-def largest_difference(a: Any, b: Any) -> float:
-    """Over all arrays of two trees."""
-    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return max(float(np.max(np.abs(np.asarray(p, float) - np.asarray(q, float)), initial=0)) for p, q in pairs)
-
-
-def identical(a: Any, b: Any) -> bool:
-    """Bit for bit."""
-    return all(np.array_equal(p, q) for p, q in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
-
-
 def assert_same_counts(a: Any, b: Any) -> None:
     """Of every exchange, by its name."""
     assert set(a) == set(b)

@@ -4,15 +4,19 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from fedbilevel import data, diagnostics, tasks
+from fedbilevel import data, diagnostics, tasks, testing
 from fedbilevel.algorithms import (
     AFL,
     ALGORITHMS,
     F2SA,
     GD,
+    MEHA,
     MRBO,
     RFHO,
+    SABA,
+    SOBA,
     SUSTAIN,
+    AdaFBiO,
     AggITD,
     Alternating,
     CommFedBiO,
@@ -28,8 +32,10 @@ from fedbilevel.algorithms import (
     FedMSA,
     FedNest,
     LFedNest,
+    LocalBSGM,
     LocalBSGVRM,
     MeFBO,
+    MeFBOStorm,
     PrimalDual,
     ShroFBO,
     SimFBO,
@@ -52,6 +58,7 @@ from fedbilevel.core import (
 from fedbilevel.core.presentation import Details, Presentation, Reference, Sequel, Suggestion
 from fedbilevel.core.task import Task
 from fedbilevel.core.vectors import Vector
+from fedbilevel.diagnostics.constants import measure_constants
 from fedbilevel.engines.participation import Independent, Uniform
 from fedbilevel.engines.plan import plan
 from fedbilevel.errors import Diverged, FedbilevelError, Interrupted, Stopped, needs
@@ -76,10 +83,14 @@ __all__ = [
     "ALGORITHMS",
     "F2SA",
     "GD",
+    "MEHA",
     "MRBO",
     "RFHO",
+    "SABA",
+    "SOBA",
     "SUSTAIN",
     "TASKS",
+    "AdaFBiO",
     "AggITD",
     "Algorithm",
     "Alternating",
@@ -108,10 +119,12 @@ __all__ = [
     "Independent",
     "Interrupted",
     "LFedNest",
+    "LocalBSGM",
     "LocalBSGVRM",
     "Lookup",
     "MLflow",
     "MeFBO",
+    "MeFBOStorm",
     "Objective",
     "Presentation",
     "PrimalDual",
@@ -134,6 +147,7 @@ __all__ = [
     "data",
     "diagnostics",
     "load",
+    "measure_constants",
     "parameter",
     "plan",
     "predict",
@@ -142,6 +156,7 @@ __all__ = [
     "solve",
     "sweep",
     "tasks",
+    "testing",
     "vectors",
 ]
 

@@ -97,7 +97,8 @@ class UnknownName(FedbilevelError, KeyError):
     def __init__(self, kind: str, name: str, known: Iterable[str], place: str = "") -> None:
         known = sorted(known)
         near = difflib.get_close_matches(name[:100], known, n=1, cutoff=0.5)
-        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}."
+        near = near or [each for each in known if len(name) > 1 and each.startswith(name)]
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {', '.join(known)}."
         super().__init__(f"{place}there is no {kind} called '{name[:60]}': {hint}")
 
 

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
-from contract import CONTRACT, T3, Cost, D, Entry, P, noisy, problem_of
+from contract import CONTRACT, T3, Cost, D, Entry, P
+from fedbilevel import testing
 from fedbilevel.engines.messaging.local import Local
 from fedbilevel.engines.participation import Everyone, Uniform
-from fedbilevel.engines.simulation import Simulation, traces
+from fedbilevel.engines.simulation import Simulation
 from fedbilevel.tasks import Quadratic, WeightedQuadratics
-from helpers import assert_same_counts, identical, largest_difference, sample_weights
+from fedbilevel.testing import largest_difference, noisy, problem_of
+from helpers import sample_weights
 
 FAST = {"fedbio", "primal-dual", "fedbio-local"}
 
@@ -62,24 +64,32 @@ def noisy_task(algorithm: fb.Algorithm, dtype: Any = np.float64) -> fb.Task:
 def test_engines_seeds_and_traces(entry: Entry) -> None:
     """Mini-batches, three of four clients: both engines give the same numbers and counts, the same seed the same bits;
     the structure of the state does not change, and nothing is traced twice."""
+    testing.check_engines(noisy_task(entry.small), entry.small, Uniform(3))
+
+
+@pytest.mark.parametrize("entry", [entry_of(name, {"fedbio"}) for name in CONTRACT])
+def test_the_whole_contract(entry: Entry) -> None:
+    """As somebody else would check an algorithm."""
+    fb.testing.check_algorithm(entry.small)
+
+
+@pytest.mark.parametrize("entry", [entry_of(name, MORE) for name in CONTRACT])
+def test_every_step_may_be_a_schedule(entry: Entry) -> None:
+    """With power(v, -0.5) for every number v, rounds are those with v, then with v / sqrt(2), in both engines."""
     algorithm, cohort = entry.small, Uniform(3)
-    task, before = noisy_task(algorithm), len(traces)
-    simulation = Simulation(task, algorithm, cohort)
-    starts = [simulation.start(seed) for seed in (3, 3, 4)]
-    ends = [simulation.advance(simulation.advance(state, 1), 2) for state in starts]
-    assert traces[before:] == ["start", "advance"]
-    assert jax.tree.structure(starts[0]) == jax.tree.structure(ends[0])
-    kinds = lambda state: [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)]
-    assert kinds(starts[0]) == kinds(ends[0])
-    first, again, other = (simulation.solution(state) for state in ends)
-    assert identical(first, again)
-    assert not identical(first, other)
-    local = Local(task, algorithm, cohort)
-    end = local.advance(local.start(seed=3), 3)
-    assert largest_difference(first, local.solution(end)) < 1e-10
+    steps = {f.name: getattr(algorithm, f.name) for f in fields(algorithm) if f.name.startswith(("lr_", "local_lr_"))}
+    steps = {name: value for name, value in steps.items() if isinstance(value, float) and value > 0}
+    falling = replace(algorithm, **{name: f"power({value}, -0.5)" for name, value in steps.items()})
+    later = replace(algorithm, **{name: value / 2**0.5 for name, value in steps.items()})
+    task = noisy_task(algorithm)
+    one, two, both = (Simulation(task, a, cohort) for a in (algorithm, later, falling))
+    expected = two.solution(two.advance(one.advance(one.start(3), 1), 1))
+    found = both.solution(both.advance(both.start(3), 2))
+    assert largest_difference(found, expected) < 1e-12
+    assert largest_difference(found, one.solution(one.advance(one.start(3), 2))) > 1e-6 or not steps
+    local = Local(task, falling, cohort)
+    assert largest_difference(found, local.solution(local.advance(local.start(3), 2))) < 1e-10
     assert not local.failures
-    assert_same_counts(ends[0].served, end.served)
-    assert_same_counts(ends[0].calls, end.calls)
 
 
 @pytest.mark.parametrize("entry", [entry_of(n) for n in CONTRACT])
@@ -147,15 +157,4 @@ def test_the_upper_loss_on_the_server(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(fb.ALGORITHMS))
 def test_bounds_of_hyper_parameters(name: str) -> None:
     """Every field with a bound refuses what lies outside with one sentence that names it."""
-    kind = fb.ALGORITHMS[name]
-    checked = 0
-    for f in fields(kind):
-        above, least = f.metadata["above"], f.metadata["least"]
-        if above is None and least is None:
-            continue
-        bad = above if above is not None else least - 1
-        bad = (bad,) if isinstance(f.default, tuple) else type(f.default)(bad) if isinstance(f.default, int) else bad
-        with pytest.raises(fb.FedbilevelError, match=rf"^{kind.__name__}: {f.name} must be (greater than|at least)"):
-            kind(**{f.name: bad})
-        checked += 1
-    assert checked
+    assert testing.check_bounds(fb.ALGORITHMS[name])

@@ -10,7 +10,8 @@ import pytest
 import fedbilevel as fb
 from fedbilevel.engines.simulation import traces
 from fedbilevel.tasks import Quadratic
-from helpers import identical, largest_difference, sample_weights
+from fedbilevel.testing import identical, largest_difference
+from helpers import sample_weights
 
 T1 = Quadratic.random(clients=5, p=4, d=6)
 KINDS = [fb.FedBiO, pytest.param(fb.FedBiOAcc, marks=pytest.mark.slow)]

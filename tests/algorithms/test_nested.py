@@ -17,7 +17,8 @@ from fedbilevel.engines.messaging.local import Local
 from fedbilevel.engines.participation import Everyone, Uniform
 from fedbilevel.engines.simulation import Simulation, compiled_advance
 from fedbilevel.tasks import Quadratic
-from helpers import assert_same_counts, largest_difference
+from fedbilevel.testing import largest_difference
+from helpers import assert_same_counts
 
 T1 = Quadratic.random(clients=5, p=4, d=6)
 T2 = Quadratic.scalar()

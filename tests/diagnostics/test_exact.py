@@ -15,7 +15,7 @@ from fedbilevel.diagnostics import NotDefined, lyapunov, mefbo_residual, objecti
 from fedbilevel.engines.simulation import Simulation
 from fedbilevel.tasks import Quadratic
 from fedbilevel.tasks.weighted_quadratics import WeightedQuadratics
-from helpers import largest_difference
+from fedbilevel.testing import largest_difference
 
 RNG = np.random.default_rng(0)
 T1 = Quadratic.random()

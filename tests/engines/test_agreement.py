@@ -16,7 +16,8 @@ from fedbilevel.engines.participation import Everyone, Fixed, Independent, Unifo
 from fedbilevel.engines.simulation import Simulation, compiled_advance
 from fedbilevel.storage import arrays as messages
 from fedbilevel.tasks import Quadratic
-from helpers import UsesEverything, assert_same_counts, largest_difference, sample_weights
+from fedbilevel.testing import largest_difference
+from helpers import UsesEverything, assert_same_counts, sample_weights
 
 QUADRATIC = Quadratic.random().task()
 PRIVATE = sample_weights()

@@ -17,7 +17,8 @@ from fedbilevel.engines.messaging.local import Local
 from fedbilevel.engines.participation import Everyone, Independent, Uniform
 from fedbilevel.engines.simulation import Simulation
 from fedbilevel.tasks import Quadratic
-from helpers import assert_same_counts, largest_difference, sample_weights
+from fedbilevel.testing import largest_difference
+from helpers import assert_same_counts, sample_weights
 
 TASK = Quadratic.random(clients=4, p=3, d=2).task()
 ENGINES = [Simulation, Local]
@@ -235,7 +236,7 @@ def test_wrong_arguments_of_solve(options: Any, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: fb.FedBiO(lr_upper="0.1"), "lr_upper must be a number, but is '0.1'"),
+        (lambda: fb.FedBiO(lr_upper="0.1"), "lr_upper must be a number, not '0.1'"),
         (lambda: fb.FedBiO(lr_upper=np.float32(-0.1)), "lr_upper must be greater than 0"),
         (lambda: fb.FedBiO(local_steps=2.5), "local_steps must be a whole number"),
         (lambda: fb.FedBiO(local_steps=10**12), "local_steps must be below"),

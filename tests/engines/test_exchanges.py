@@ -13,7 +13,8 @@ from fedbilevel.core.vectors import Vector
 from fedbilevel.engines.messaging.local import Local
 from fedbilevel.engines.simulation import Simulation
 from fedbilevel.tasks import Quadratic
-from helpers import assert_same_counts, largest_difference
+from fedbilevel.testing import largest_difference
+from helpers import assert_same_counts
 
 TASK = Quadratic.random(clients=4, p=3, d=2).task()
 

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
-from contract import CONTRACT, noisy
+from contract import CONTRACT
 from faults import AT_WRITES, TO_MESSAGES, Accidents, Case, Fault, Fragile, Killed, once, run
 from fedbilevel.engines.messaging.protocol import Run
 from fedbilevel.engines.participation import Everyone, Uniform
 from fedbilevel.engines.simulation import Simulation
 from fedbilevel.errors import FedbilevelWarning, NoQuorum
-from helpers import largest_difference, sample_weights, small_disk
+from fedbilevel.testing import largest_difference, noisy
+from helpers import sample_weights, small_disk
 
 KINDS = [
     "fedbioacc-local",

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
-from contract import CONTRACT, noisy
+from contract import CONTRACT
 from fedbilevel.engines.messaging import kept
 from fedbilevel.engines.messaging.local import Local
 from fedbilevel.engines.messaging.protocol import Run, unpack
 from fedbilevel.engines.messaging.server import NoQuorum
 from fedbilevel.engines.participation import Everyone, Participation, Uniform
 from fedbilevel.storage.arrays import decode, encode
-from helpers import identical, largest_difference, sample_weights
+from fedbilevel.testing import identical, largest_difference, noisy
+from helpers import sample_weights
 
 MEMORIES = ["fedbioacc", "fedbioacc-local", "primal-dual", "commfedbio", "private"]
 

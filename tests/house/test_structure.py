@@ -24,7 +24,7 @@ def _short(path: Path) -> str:
 
 LAYERS = (
     "core", "mathematics", "algorithms", "storage", "uplink", "engines", "models", "pytorch", "data", "tasks",
-    "diagnostics", "drawing", "runs", "report", "cleaning", "reproduction", "federation", "cli",
+    "diagnostics", "drawing", "runs", "testing", "report", "cleaning", "reproduction", "federation", "cli",
 )  # fmt: skip
 """A folder imports only those before it; ``errors`` and ``cache`` are for all of them."""
 WITHOUT = {

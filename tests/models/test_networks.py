@@ -27,7 +27,7 @@ from fedbilevel.models import (
     mlp,
     scaled,
 )
-from helpers import identical, largest_difference
+from fedbilevel.testing import identical, largest_difference
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import fedbilevel as fb
-from helpers import largest_difference
+from fedbilevel.testing import largest_difference
 
 STEPS = {"lr_upper": 0.5, "lr_lower": 0.2}
 ALGORITHMS = {

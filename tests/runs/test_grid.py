@@ -11,6 +11,7 @@ from fedbilevel.errors import Names
 from fedbilevel.runs import grid
 from fedbilevel.runs.experiment import Experiment
 from fedbilevel.runs.grid import PlannedRun
+from fedbilevel.runs.plugins import OURS
 from fedbilevel.storage.run_folder import RunFolder
 
 
@@ -22,7 +23,7 @@ def _missing(*_: Any) -> Any:
     ("make", "failure"),
     [
         (lambda: replace(fb.tasks.quadratic(), metrics=_missing), "KeyError: 'x'"),
-        (_missing, "it could not be started: KeyError: 'x'"),
+        (_missing, "it could not be started: wrong failed: KeyError: 'x' (test_grid.py, line 19)."),
     ],
 )
 def test_a_programming_error_of_a_member_is_kept_with_its_type_and_traceback(
@@ -30,7 +31,7 @@ def test_a_programming_error_of_a_member_is_kept_with_its_type_and_traceback(
 ) -> None:
     places = [PlannedRun(tmp_path / name, Experiment(name, "fedbio", 2)) for name in ("wrong", "quadratic")]
     tasks = {"wrong": make, "quadratic": fb.tasks.quadratic}
-    monkeypatch.setattr("fedbilevel.runs.experiment.TASKS", Names("task", tasks))
+    monkeypatch.setitem(OURS, "task", Names("task", tasks))
     grid.run([places], jobs=1)
     wrong, right = (RunFolder(place.folder) for place in places)
     assert right.info()["status"] == "finished"  # the other one does not mind
@@ -39,7 +40,7 @@ def test_a_programming_error_of_a_member_is_kept_with_its_type_and_traceback(
     assert text.startswith("Traceback")
     assert 'return {}["x"]' in text
     assert not places[0].settled
-    monkeypatch.setattr("fedbilevel.runs.experiment.TASKS", Names("task", {"wrong": fb.tasks.quadratic}))
+    monkeypatch.setitem(OURS, "task", Names("task", {"wrong": fb.tasks.quadratic}))
     before = (right.path / "run.json").read_bytes()
     grid.run([places], jobs=1)  # the error is fixed
     assert wrong.info()["status"] == "finished"
@@ -56,7 +57,7 @@ def test_a_run_that_finished_elsewhere_is_not_said_to_have_failed(tmp_path: Path
 
 def test_an_error_after_the_last_round_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = {"wrong": lambda: replace(fb.tasks.quadratic(), shown=fb.Presentation(details=_missing))}
-    monkeypatch.setattr("fedbilevel.runs.experiment.TASKS", Names("task", tasks))
+    monkeypatch.setitem(OURS, "task", Names("task", tasks))
     with pytest.raises(KeyError):
         Experiment("wrong", "fedbio", 2).run(tmp_path / "run")
     info = RunFolder(tmp_path / "run").info()

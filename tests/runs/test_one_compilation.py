@@ -60,7 +60,7 @@ def test_tune_compiles_once(tmp_path: Path) -> None:
 
 def test_compare_compiles_once_for_all_seeds(tmp_path: Path) -> None:
     before = len(traces)
-    asked = comparison.plan("quadratic", "simfbo", 6, "0..2", settings={"d": "5"})
+    asked = comparison.plan("quadratic", "simfbo", 6, range(3), settings={"d": "5"})
     done = comparison.run(asked, tmp_path / "compared", jobs=1)
     assert [member.done for member in done.members] == [True] * 3
     assert traces[before:] == ONCE

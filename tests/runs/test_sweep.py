@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
-from contract import CONTRACT, Entry, noisy
+from contract import CONTRACT, Entry
 from fedbilevel.engines.lanes import Lanes
 from fedbilevel.engines.participation import Uniform
 from fedbilevel.engines.simulation import Simulation, traces
-from helpers import assert_same_counts, largest_difference
+from fedbilevel.testing import largest_difference, noisy
+from helpers import assert_same_counts
 
 FAST = {"fedbio"}
 

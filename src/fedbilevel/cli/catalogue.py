@@ -2,25 +2,29 @@
 
 import inspect
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
+from rich.markup import escape
 from rich.table import Table
 
-from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.cli.options import ClientCount, Sample, Set, console, first_line, settings_of
 from fedbilevel.engines.accounting import ORACLES
 from fedbilevel.engines.participation import participation
 from fedbilevel.engines.plan import Exchange, Plan, plan, shared_accounting
 from fedbilevel.report import catalogue
+from fedbilevel.runs import plugins
 from fedbilevel.runs.experiment import Experiment
-from fedbilevel.tasks import TASKS
 
 
 def algorithms(
-    name: Annotated[str | None, typer.Argument(help="Explain this algorithm and its hyper-parameters.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Explain this algorithm and its hyper-parameters; also ./my_method.py:MyMethod."),
+    ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the text of docs/algorithms.md.")] = False,
 ) -> None:
     """List the algorithms, or explain one."""
@@ -28,12 +32,10 @@ def algorithms(
         print(catalogue.markdown(), end="")
         return
     if name is None:
-        table = Table("algorithm", "what it does", "hyper-parameters")
-        for name, kind in ALGORITHMS.items():
-            table.add_row(name, catalogue.summary(kind), ", ".join(f.name for f in fields(kind)))
-        console.print(table)
+        described = lambda kind: (catalogue.summary(kind), ", ".join(f.name for f in fields(kind)))
+        console.print(_listed("algorithm", ("what it does", "hyper-parameters"), described))
         return
-    kind = ALGORITHMS[name]
+    kind = plugins.algorithm(name)
     console.print(inspect.getdoc(kind), highlight=False, markup=False, soft_wrap=True)
     for fact, text in catalogue.facts(kind).items():
         console.print(f"\n{fact}: {text}", highlight=False, markup=False)
@@ -46,17 +48,29 @@ def algorithms(
 def tasks(name: Annotated[str | None, typer.Argument(help="Explain this task and its options.")] = None) -> None:
     """List the tasks, or explain one."""
     if name is not None:
-        console.print(inspect.getdoc(inspect.getmodule(TASKS[name])), highlight=False, markup=False)
-        console.print("\n" + (inspect.getdoc(TASKS[name]) or ""), highlight=False, markup=False)
+        make = plugins.maker(name)
+        console.print(inspect.getdoc(inspect.getmodule(make)), highlight=False, markup=False)
+        console.print("\n" + (inspect.getdoc(make) or ""), highlight=False, markup=False)
         return
-    table = Table("task", "what it is", "options (defaults)")
-    for name, make in TASKS.items():
-        table.add_row(
-            name,
-            first_line(make),
-            ", ".join(f"{k}={p.default}" for k, p in inspect.signature(make).parameters.items()),
-        )
-    console.print(table)
+    options = lambda make: ", ".join(_parameters(make))
+    console.print(_listed("task", ("what it is", "options (defaults)"), lambda make: (first_line(make), options(make))))
+
+
+def _parameters(make: Callable[..., Any]) -> list[str]:
+    """The options of a task with their defaults."""
+    known = inspect.signature(make).parameters.values()
+    return [p.name if p.default is p.empty else f"{p.name}={p.default}" for p in known]
+
+
+def _listed(kind: plugins.Kind, headings: Sequence[str], described: Callable[[Any], tuple[str, ...]]) -> Table:
+    """Everything by name, and, if other packages are installed, where it comes from; with why some cannot be used."""
+    everything = list(plugins.listed(kind))
+    others = any(origin for _, origin, _ in everything)
+    table = Table(kind, *headings, *(["from"] if others else []))
+    for name, origin, thing in everything:
+        cells = (f"[red]{escape(thing)}[/red]", "") if isinstance(thing, str) else map(escape, described(thing))
+        table.add_row(name, *cells, *([origin] if others else []))
+    return table
 
 
 def show_plan(
@@ -67,7 +81,7 @@ def show_plan(
     set_: Set = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show what a round costs each client: exchanges, floats, oracle calls. Found by tracing; nothing is run."""
+    """Show what a round costs each client: exchanges, floats, oracle calls, samples. Nothing is run."""
     experiment = Experiment(task, algorithm, sample=sample).changed(settings_of(set_, clients))
     experiment, made, chosen, _ = experiment.build()
     cohort = participation(experiment.participation(), len(made.clients))
@@ -82,6 +96,7 @@ def show_plan(
                     "p": cost.p,
                     "d": cost.d,
                     **cost.oracles,
+                    "samples": cost.samples,
                 }
             )
         )
@@ -91,14 +106,18 @@ def show_plan(
 
 
 def _show_plan(cost: Plan, shared: tuple[int, int] | None, title: str) -> None:
-    table = Table("exchange", *(("floats down", "floats up")), *ORACLES, title=title, title_justify="left")
+    table = Table("exchange", *(("floats down", "floats up")), *ORACLES, "samples", title=title, title_justify="left")
     for e in cost.round:
         for at in (at for at in np.ndindex(e.down.shape) if None in e.loops or e.times()[at]):
-            counts = [str(e.oracles[oracle]) for oracle in ORACLES]
+            counts = [*(str(e.oracles[oracle]) for oracle in ORACLES), f"{e.samples:,.0f}"]
             table.add_row(e.method + _often(e, at), f"{e.down[at]:,}", f"{e.up:,}", *counts)
     table.add_section()
     table.add_row(
-        f"{cost.exchanges} exchange(s)", f"{cost.down:,}", f"{cost.up:,}", *(str(cost.oracles[o]) for o in ORACLES)
+        f"{cost.exchanges} exchange(s)",
+        f"{cost.down:,}",
+        f"{cost.up:,}",
+        *(str(cost.oracles[oracle]) for oracle in ORACLES),
+        f"{cost.samples:,}",
     )
     console.print(table)
     console.print(
@@ -111,7 +130,9 @@ def _show_plan(cost: Plan, shared: tuple[int, int] | None, title: str) -> None:
             highlight=False,
         )
     console.print(
-        "Gf, Gg: gradients of the upper and lower loss; J: cross products; H: Hessian products.", highlight=False
+        "Gf, Gg: gradients of the upper and lower loss; J: cross products; H: Hessian products; samples: the rows in "
+        "their batches, a row once for each call.",
+        highlight=False,
     )
 
 

@@ -9,10 +9,12 @@ import typer
 from fedbilevel.cli.catalogue import algorithms, show_plan, tasks
 from fedbilevel.cli.clean import clean
 from fedbilevel.cli.compare import compare
+from fedbilevel.cli.new import new
 from fedbilevel.cli.predict import predict
 from fedbilevel.cli.report import watch, write_report
 from fedbilevel.cli.reproduce import reproduce
 from fedbilevel.cli.run import init, resume, run
+from fedbilevel.cli.steps import steps
 from fedbilevel.cli.tune import tune
 from fedbilevel.errors import FedbilevelError, FedbilevelWarning, Stopped
 from fedbilevel.federation.cli import app as federation
@@ -25,7 +27,7 @@ app = typer.Typer(
 COMMANDS = {
     "clean": clean, "predict": predict, "run": run, "resume": resume, "init": init, "compare": compare,
     "report": write_report, "watch": watch, "tune": tune, "reproduce": reproduce, "algorithms": algorithms,
-    "tasks": tasks, "plan": show_plan,
+    "tasks": tasks, "plan": show_plan, "steps": steps, "new": new,
 }  # fmt: skip
 for name, command in COMMANDS.items():
     app.command(name)(command)

@@ -16,8 +16,12 @@ def compare(
     task: Annotated[str, typer.Argument(help="Name of a task (see 'fedbilevel tasks').")],
     algorithms: Annotated[str | None, typer.Option(help="Names with commas. Default: all that fit the task.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="Seeds, for instance 0..4 or 0,3,7.")] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds, for instance 0..4 or 0,3,7.")] = "0",
     sample: Sample = None,
+    until: Annotated[
+        str,
+        typer.Option(help="End each run when a column is at most this, such as hypergradient=1e-3; compare the costs."),
+    ] = "",
     set_: Set = None,
     jobs: Annotated[int, typer.Option(help="Number of processes. Default: one per core.", min=0)] = 0,
     out: Annotated[
@@ -28,7 +32,9 @@ def compare(
 ) -> None:
     """Run several algorithms on a task and compare them in a table and in curves."""
     with ending_well():
-        comparison = comparisons.plan(task, algorithms, rounds, seeds, sample, settings_of(set_))
+        comparison = comparisons.plan(
+            task, algorithms, rounds, comparisons.parse_seeds(seeds), sample, settings_of(set_), until
+        )
         compare_and_show(comparison, out, jobs, as_json)
 
 

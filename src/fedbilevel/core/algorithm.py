@@ -6,15 +6,17 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import jax
 
 from fedbilevel.core.client import Client
-from fedbilevel.core.parameters import check_fields, is_argument
+from fedbilevel.core.parameters import check_fields, is_argument, may_change
+from fedbilevel.core.schedules import Schedule
 from fedbilevel.core.server import Clients
 from fedbilevel.core.types import Key, Step
 from fedbilevel.core.vectors import Vector, is_vector
+from fedbilevel.errors import FedbilevelError, UnknownName
 
 
 @dataclass(frozen=True)
@@ -46,13 +48,15 @@ class Algorithm(ABC):
     """The step size of each vector of the server's state, by name: what to lower when that vector diverges."""
 
     citation: ClassVar[str] = ""
-    """The paper, and which part of it this implements. For readers, like the four texts below."""
+    """The paper, and which part of it this implements. For readers, like the five texts below."""
     source: ClassVar[str] = ""
     """Whether the code "follows the paper", or is a "reconstruction", and from what."""
     assumes: ClassVar[str] = ""
     """What the theory assumes of f, g and the clients."""
     exact: ClassVar[str] = ""
     """Whether it converges to the solution when clients differ, or where else."""
+    alone: ClassVar[str] = ""
+    """Which algorithm of a single machine it is with one client."""
     costs: ClassVar[str] = ""
     """Exchanges, floats and oracle calls of a round, as a formula in the hyper-parameters."""
 
@@ -81,8 +85,32 @@ class Algorithm(ABC):
         vectors = [(path, part) for path, part in parts if is_vector(part)]
         return {jax.tree_util.keystr(path[-1:], simple=True): vector for path, vector in reversed(vectors)}
 
+    def at(self, round: int | jax.Array) -> Self:
+        """This algorithm as it is in one round, counted from 0 (``init`` counts as the first): numbers that were given
+        as schedules have their values. Engines ask for it, so that algorithms only see numbers.
+        """
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        change = [f.name for f in dataclasses.fields(self) if may_change(f) and isinstance(values[f.name], Schedule)]
+        if not change:
+            return self
+        now = object.__new__(type(self))
+        for name, value in values.items():
+            object.__setattr__(now, name, value(round) if name in change else value)
+        return now
+
     def check(self) -> None:
         """Refuse combinations of hyper-parameters that make no sense (raise FedbilevelError)."""
+
+    def __new__(cls, *values: Any, **named: Any) -> Self:
+        """Refuse hyper-parameters that it does not have, with the nearest one that it has."""
+        known = [f.name for f in dataclasses.fields(cls) if f.init]
+        if cls.__init__ is not object.__init__ and cls.__dataclass_params__.init:  # pyright: ignore
+            for name in named:
+                if name not in known:
+                    raise UnknownName(f"hyper-parameter of {cls.__name__}", name, known)
+            if len(values) > len(known):
+                raise FedbilevelError(f"{cls.__name__} has only these {len(known)} numbers: {', '.join(known)}.")
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -34,10 +34,69 @@ def check_rows(split: str, parts: Sequence[Held]) -> None:
             raise FedbilevelError(f"{holder} has no '{split}' rows: leave this client out or give it data.")
         kind = (structure, [np.shape(leaf)[1:] for leaf in leaves])
         first = kind if first is None else first
+        if structure != first[0]:
+            raise FedbilevelError(
+                f"{holder}: the '{split}' arrays are {_names(structure)}, but those of client 0 are {_names(first[0])}."
+            )
         if kind != first:
             raise FedbilevelError(
                 f"{holder}: the '{split}' arrays have the row shapes {kind[1]}, but those of client 0 have {first[1]}."
             )
+
+
+def _names(structure: Any) -> str:
+    """The arrays of a structure by their names, or the structure."""
+    paths = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(structure, range(structure.num_leaves)))[0]
+    return ", ".join(repr(jax.tree_util.keystr(path, simple=True, separator=".")) for path, _ in paths)
+
+
+def check_start(problem: Problem) -> None:
+    """Refuse an ``init`` that fails, or does not give real x and y."""
+    try:
+        start = jax.eval_shape(problem.init, jax.random.key(0))
+    except FedbilevelError:
+        raise
+    except Exception as error:
+        raise FedbilevelError(f"init(key), which gives the first x and y, fails: {_reason(error)}.") from error
+    if not isinstance(start, tuple | list) or len(start) != 2:
+        raise FedbilevelError(f"init(key) must return the pair (x, y), but returned {type(start).__name__}.")
+    for name, tree in zip("xy", start, strict=True):
+        if any(jnp.issubdtype(leaf.dtype, jnp.complexfloating) for leaf in jax.tree.leaves(tree)):
+            raise FedbilevelError(f"init(key) gives a complex {name}: use its real and imaginary parts, as two arrays.")
+    if sum(leaf.size for leaf in jax.tree.leaves(start[1])) == 0:
+        raise FedbilevelError("init(key) gives a y without numbers: is the model one without parameters?")
+
+
+def not_finite_at_start(problem: Problem, held: Mapping[str, Sequence[Held]]) -> str:
+    """What is NaN or infinite before anything was trained, in a sentence; "" if nothing is."""
+    x, y = problem.start(jax.random.key(0))
+    for name, vector in (("x", x), ("y", y)):
+        if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(vector)):
+            return f"init(key) gives an {name} that is NaN or infinite."
+    for level, loss, split in (("lower", problem.lower_on, "train"), ("upper", problem.upper_on, "val")):
+        batch = jax.tree.map(np.asarray, take(held[split][0].rows, slice(3)))
+        value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(x.tree, y.tree, batch)
+        if not np.isfinite(value):
+            return f"{level}(x, y, batch) is {value} at the start, on the first rows of client 0: no step can help."
+        if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(gradients)):
+            return (
+                f"the gradient of {level}(x, y, batch) is NaN or infinite at the start, on the first rows of client 0."
+            )
+    return ""
+
+
+def measured(metrics: Callable[[Tree, Tree], Any], x: Tree, y: Tree) -> Mapping[str, Any]:
+    """The metrics of a solution; refuses what is no dictionary of numbers."""
+    found = metrics(x, y)
+    if not isinstance(found, Mapping):
+        raise FedbilevelError(
+            f"metrics(x, y) must return a dictionary such as {{'accuracy': 0.9}}, but returned {type(found).__name__}."
+        )
+    for name, value in found.items():
+        kind = getattr(value, "dtype", np.asarray(value).dtype)
+        if not isinstance(name, str) or np.size(value) != 1 or np.ndim(value) > 0 or kind.kind not in "biuf":
+            raise FedbilevelError(f"metrics(x, y) must give numbers by name, but {name!r} is {str(value)[:40]}.")
+    return found
 
 
 def check_values(split: str, parts: Sequence[Held], seen: set[int]) -> None:
@@ -56,11 +115,15 @@ def check_values(split: str, parts: Sequence[Held], seen: set[int]) -> None:
                     continue
                 seen.add(id(array))
             kind = array.dtype if hasattr(array, "dtype") else np.asarray(array).dtype
-            if kind.kind == "f":
+            if kind.kind in "fc":
                 values = np.asarray(array)
-                if not (finite := np.isfinite(values)).all():
+                with np.errstate(over="ignore"):
+                    used = values.astype(jax.dtypes.canonicalize_dtype(kind), copy=False)
+                if not (finite := np.isfinite(used)).all():
                     row = np.argwhere(~finite)[0]
-                    said = f"contains {values[tuple(row)]} in row {row[0]}: fill it in, or leave the row out"
+                    value = values[tuple(row)]
+                    large = ", which is infinite in single precision" if np.isfinite(value) else ""
+                    said = f"contains {value} in row {row[0]}{large}: fill it in, or leave the row out"
                     raise _bad(holder, split, rows, place, said)
             elif kind.kind in "OUSMm":
                 said = {"U": "text", "S": "text", "O": "objects"}.get(kind.kind, "dates")
@@ -105,6 +168,8 @@ def check_losses(problem: Problem, layout: Layout, held: Mapping[str, Sequence[H
             raise FedbilevelError(
                 f"{level}(x, y, batch) fails on the first rows of client 0: {_reason(error)}"
             ) from error
+        if not isinstance(value, jax.ShapeDtypeStruct):
+            raise FedbilevelError(f"{level}(x, y, batch) must return one number, but returned {_kind(value)}.")
         if value.shape != ():
             raise FedbilevelError(
                 f"{level}(x, y, batch) must return one number, but returned an array of shape {value.shape}."
@@ -128,6 +193,10 @@ def check_losses(problem: Problem, layout: Layout, held: Mapping[str, Sequence[H
         raise FedbilevelError(f"lower(x, y, batch) {none.format('y')}")
     if not any(depend["upper"]):
         raise FedbilevelError(f"upper(x, y, batch) {none.format('x and y')}")
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def _reason(error: Exception) -> str:

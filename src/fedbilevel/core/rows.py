@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedbilevel.core.sampling import Sampling, draw
 from fedbilevel.core.types import Key, Tree
 
 
@@ -103,10 +104,11 @@ class Rows(NamedTuple):
     size: jax.Array | int
     longest: int  # of all clients: the shape of a full batch
     ragged: bool  # whether clients differ in size
+    sampling: Sampling = "replacement"
 
     def draw(self, key: Key, size: int) -> Tree:
-        """A batch of rows drawn uniformly with replacement; the same key gives the same rows."""
-        return self._take(jax.random.randint(key, (size,), 0, self.size))
+        """A batch of rows; the same key gives the same rows."""
+        return self._take(draw(key, size, self.size, self.sampling))
 
     def all(self) -> Tree:
         """All rows; clients with fewer than the longest repeat their last row."""

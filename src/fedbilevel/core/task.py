@@ -11,16 +11,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedbilevel.core.checks import check_losses, check_rows, check_values
+from fedbilevel.core.checks import (
+    check_losses,
+    check_rows,
+    check_start,
+    check_values,
+    measured,
+    not_finite_at_start,
+)
 from fedbilevel.core.data import SPLITS, Data, Held, Joined, Layout, held
 from fedbilevel.core.digest import digest
 from fedbilevel.core.presentation import Presentation, Suggestion
 from fedbilevel.core.problem import Problem
 from fedbilevel.core.rows import as_arrays, own_tables, take
+from fedbilevel.core.sampling import SAMPLINGS, Sampling
 from fedbilevel.core.types import Tree
-from fedbilevel.errors import FedbilevelError
+from fedbilevel.errors import FedbilevelError, UnknownName
 
 BatchSize = int | None | Mapping[str, int | None]
+MOST_ROWS = 1_000_000
+"""Of a batch of a client that has fewer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +43,11 @@ class Task:
             The lower loss sees batches of "train", the upper loss batches of "val".
         weights: the clients' weights w_m: None for 1/M each, "size" for the number of training rows, or one number per
             client.
-        batch_size: rows per batch, drawn with replacement; None uses all rows; ``{"train": 64, "val": None}`` sets them
-            separately.
+        batch_size: rows per batch; None uses all rows; ``{"train": 64, "val": None}`` sets them separately.
+        sampling: how batches are drawn from a client's rows. "replacement": every row uniformly and independently, as
+            the theory of most algorithms assumes. "epochs": all rows in random order, then again in another order.
+            "blocks": neighbouring rows, in an order of blocks that is drawn once. The batches of every term of an
+            algorithm walk on their own, and a client that does not take part in a round skips its batches.
         server: validation rows that the server holds, instead of "val" at the clients: the upper loss sees these.
         metrics: ``metrics(x, y) -> {name: number}`` on the current solution, in the user's structure.
         choice: ``choice(x, y) -> number``, the loss that tuning minimises, on held-out rows: neither level is trained
@@ -58,8 +71,12 @@ class Task:
     options: Mapping[str, Any] = field(default_factory=dict)
     shown: Presentation = field(default_factory=Presentation)
     suggested: Suggestion = field(default_factory=Suggestion)
+    sampling: Sampling = "replacement"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.problem, Problem):
+            raise FedbilevelError(f"a task needs a problem, fb.Problem(upper, lower, init), not {self.problem!r}.")
+        check_start(self.problem)
         if len(self.clients) == 0:
             raise FedbilevelError("a task needs at least one client.")
         self._convert()
@@ -73,8 +90,15 @@ class Task:
             raise FedbilevelError(f"batch_size needs the entries train and val, but has {sorted(self.batch_size)}.")
         if any(size is not None and (not isinstance(size, Integral) or size < 1) for size in self.layout.batch_sizes):
             raise FedbilevelError(
-                f"batch_size must be a whole number of at least 1, or None for all rows, but is {self.batch_size}."
+                f"batch_size must be a whole number of at least 1, or None for all rows, not {self.batch_size}."
             )
+        if self.sampling not in SAMPLINGS:
+            raise UnknownName("sampling", str(self.sampling), SAMPLINGS)
+        for size, longest in zip(self.layout.batch_sizes, self.layout.longest, strict=True):
+            if size is not None and size > max(longest, MOST_ROWS):
+                raise FedbilevelError(
+                    f"batch_size is {size}, but the largest client has {longest} rows: use None for all rows."
+                )
         _ = self.normalised_weights  # refuses bad ones
         if self.problem.weighting and np.ptp(self.normalised_weights) > 0:
             raise FedbilevelError("with weighting=True, x holds the clients' weights: leave out weights=.")
@@ -82,7 +106,11 @@ class Task:
 
     def measured(self, x: Tree, y: Tree) -> Mapping[str, Any]:
         """The metrics of a solution; none if the task has no metrics."""
-        return self.metrics(x, y) if self.metrics is not None else {}
+        return {} if self.metrics is None else measured(self.metrics, x, y)
+
+    def not_finite_at_start(self) -> str:
+        """What is NaN or infinite before anything was trained, in a sentence; "" if nothing is."""
+        return not_finite_at_start(self.problem, {split: self._held(split) for split in SPLITS})
 
     @cached_property
     def normalised_weights(self) -> np.ndarray:
@@ -91,7 +119,7 @@ class Task:
             weights = np.ones(len(self.clients))
         elif isinstance(self.weights, str):
             if self.weights != "size":
-                raise FedbilevelError(f"weights must be None, 'size' or numbers, but is '{self.weights}'.")
+                raise FedbilevelError(f"weights must be None, 'size' or numbers, not '{self.weights}'.")
             weights = np.array([part.size for part in self._held("train")], float)
         else:
             weights = np.asarray(self.weights, float)
@@ -118,6 +146,7 @@ class Task:
             ragged=(len(set(train)) > 1, len(set(val)) > 1),
             batch_sizes=(sizes[0], sizes[1]),
             server=self.server is not None,
+            sampling=self.sampling,
         )
 
     @cached_property

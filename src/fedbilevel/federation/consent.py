@@ -133,6 +133,9 @@ class Consent:
     rules: Rules | None = None
     limits: Limits = field(default_factory=Limits)
     schemas: tuple[str, ...] = ()  # by their hash
+    packages: Mapping[str, str] = field(
+        default_factory=dict
+    )  # plug-ins that may run here, with the hash of their files
 
     def check(self, text: str, clients: int) -> "Study":
         """The study of a text that the site takes part in; refuses others, with a reason that stays at the site."""
@@ -146,7 +149,7 @@ class Consent:
             )
         from fedbilevel.federation.study import Study  # here, as it takes seconds, and few processes need it
 
-        study = Study.of(text, f"the study {digest(text)[:12]}")
+        study = Study.of(text, f"the study {digest(text)[:12]}", self.packages)
         reason = self.limits.refusal(study, clients)
         if not known and self.rules is not None:
             if not reason and study.schema is not None and digest(repr(study.schema)) not in self.schemas:
@@ -169,7 +172,8 @@ class Consent:
         rules, limits = known.get("rules"), known.get("limits", {})
         lists: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in limits.items()}
         schemas = tuple(known.get("schemas", ()))
-        return Consent(tuple(known["approved"]), None if rules is None else Rules.of(rules), Limits(**lists), schemas)
+        allowed = None if rules is None else Rules.of(rules)
+        return Consent(tuple(known["approved"]), allowed, Limits(**lists), schemas, dict(known.get("packages", {})))
 
 
 class Refusals:

@@ -39,13 +39,16 @@ FACTS = {
 def preview(folder: Path, settings: Settings, text: str, console: Console) -> study.Study:
     """Show a study in words, check the data against it, and show what will be sent. Returns the study."""
     kit = about(folder)
-    given = study.Study.of(text, "the study")
+    given = study.Study.of(text, "the study", settings.consent.packages)
     experiment = given.build().experiment
     say = lambda words: console.print(words, highlight=False, soft_wrap=True)
     say(
         f"[bold]{plain(kit['party'])}[/bold] in the federation [bold]{plain(kit['federation'])}[/bold]. The study "
         f"[bold]{digest(text)[:12]}[/bold]: {plain(_about(given, experiment))}"
     )
+    for package in given.packages:
+        hashed = settings.consent.packages[package]
+        say(f"It runs code of the package {package} as it is installed here ({hashed[:12]}), which you listed.")
     if given.schema is None:
         if settings.data != "builtin":
             raise FedbilevelError("this experiment uses the task's own data: join with --data builtin.")

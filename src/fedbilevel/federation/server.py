@@ -71,23 +71,32 @@ def _compute(folder: Path, sites: list[str]) -> None:
     from fedbilevel.engines.messaging.protocol import Failed, Hello, Message, Prepare
     from fedbilevel.engines.participation import participation
     from fedbilevel.engines.plan import trace
-    from fedbilevel.engines.program import Program, check_fits
+    from fedbilevel.engines.program import Program
     from fedbilevel.errors import FedbilevelError, NoQuorum
     from fedbilevel.federation import suspects
     from fedbilevel.federation.engine import Federation, metrics_of
     from fedbilevel.federation.ledger import Ledger, owner
     from fedbilevel.federation.schema import blank
-    from fedbilevel.federation.study import Study, facts_of_copy, plan_digest, server_task, site_weights, sums
+    from fedbilevel.federation.study import (
+        Study,
+        facts_of_copy,
+        facts_of_packages,
+        plan_digest,
+        server_task,
+        site_weights,
+        sums,
+    )
     from fedbilevel.runs import configuration
     from fedbilevel.runs.execute import describe
     from fedbilevel.runs.settings import plain
     from fedbilevel.runs.solve import solve
+    from fedbilevel.runs.until import parse as parse_until
     from fedbilevel.storage.arrays import decode, encode
     from fedbilevel.storage.files import write_atomically
     from fedbilevel.storage.run_folder import RunFolder
 
     study, place = Study.read(folder / STUDY), RunFolder(folder)
-    own, here = study.schema is not None, facts_of_copy()
+    own, here = study.schema is not None, {**facts_of_copy(), **facts_of_packages(study.packages)}
     transport = Sites.of_job(folder.name, sites, study.rules.deadline, study.rules.setup_deadline)
     finished = place.info().get("status") == "finished"  # then only to give sites the result that were not there
     quorum = 1 if finished else study.quorum(len(sites))
@@ -153,8 +162,7 @@ def _compute(folder: Path, sites: list[str]) -> None:
     task = server_task(built, len(sites), own)
     weights = site_weights(rows, study.rules) if own else task.normalised_weights
     chosen = participation(built.experiment.participation(), len(sites))
-    program = Program(task.problem, built.algorithm, task.layout, chosen)
-    check_fits(task.problem, built.algorithm, task.layout, chosen)
+    program = Program.checked(task.problem, built.algorithm, task.layout, chosen)
     plan = trace(program, task.data)
     digest = plan_digest(plan, built)
     prepare = {m: Prepare(m, float(weights[m]), len(sites)) for m in answers}
@@ -208,6 +216,7 @@ def _compute(folder: Path, sites: list[str]) -> None:
             experiment.seed,
             chosen,
             every=experiment.every,
+            until=parse_until(experiment.until),
             engine=engine,
             callbacks=[on_row],
             checkpoint=place.checkpoints(seconds=0),

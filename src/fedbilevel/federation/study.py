@@ -7,12 +7,13 @@ with the simulator.
 import dataclasses
 import hashlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
@@ -24,14 +25,16 @@ from fedbilevel.engines.plan import Plan
 from fedbilevel.errors import FedbilevelError, Names, UnknownName
 from fedbilevel.federation import schema as schemas
 from fedbilevel.federation.schema import Schema
-from fedbilevel.runs import configuration
+from fedbilevel.runs import configuration, plugins
 from fedbilevel.runs.experiment import Built, Experiment
+from fedbilevel.runs.own_data import is_own
 from fedbilevel.runs.settings import Settings, convert
 from fedbilevel.storage.arrays import named_leaves
 from fedbilevel.tasks import SITE_TASKS as OF_TASKS
 from fedbilevel.tasks import TASKS
 from fedbilevel.tasks.sites import MOST_ROWS, Examples, Facts, Judged, SiteTask, together
 
+NO_PACKAGES: Mapping[str, str] = MappingProxyType({})
 SITE_TASKS: Names[SiteTask] = Names(OF_TASKS.kind, {**OF_TASKS, "label-errors": cleaning.SITE_TASK})
 """The tasks of a federation whose sites bring their own rows."""
 
@@ -68,6 +71,7 @@ class Study:
     rules: Rules
     schema: Schema | None
     text: str  # of the file, as it is sent to the sites
+    packages: tuple[str, ...] = ()  # of other people, whose code it runs
 
     @staticmethod
     def read(path: Path) -> "Study":
@@ -77,11 +81,18 @@ class Study:
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
             raise FedbilevelError(f"the experiment file {path} cannot be read: {reason}.") from None
-        return Study.of(text, str(path))
+        return Study.of(text, str(path), None)
 
     @staticmethod
-    def of(text: str, source: str = "the study") -> "Study":
-        """The study of a text; ``source`` is what messages call it."""
+    def of(text: str, source: str = "the study", packages: Mapping[str, str] | None = NO_PACKAGES) -> "Study":
+        """The study of a text. Nothing of other people's is imported here.
+
+        Args:
+            text: as it is sent.
+            source: what messages call it.
+            packages: the plug-in packages that may be used, with their hashes; None, for whoever wrote the study: all
+                that are installed.
+        """
         tables, places = configuration.parse(text, source, federated=True)
         given: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(Rules)}
         for key, value in tables["federation"].items():
@@ -91,7 +102,7 @@ class Study:
             given[key] = convert(key, value, given[key], place)
         rules = Rules(**given)
         if rules.weights not in ("equal", "size"):
-            raise FedbilevelError(f"[federation]: weights must be 'equal' or 'size', but is '{rules.weights}'.")
+            raise FedbilevelError(f"[federation]: weights must be 'equal' or 'size', not '{rules.weights}'.")
         if min(rules.quorum, rules.patience, rules.most_rows) < 0 or min(rules.deadline, rules.setup_deadline) <= 0:
             raise FedbilevelError(
                 "[federation]: quorum, patience and most_rows must be at least 0, and deadlines greater than 0."
@@ -102,7 +113,13 @@ class Study:
         own = {table: tables[table] for table in configuration.TABLES}
         name = own["task"].pop("name")
         experiment = Experiment(name, places=places).changed(Settings.of_tables(own))
-        return Study(experiment, rules, schema, text)
+        if name in TASKS and is_own(experiment.settings, TASKS[name]):  # it would be read, or called, at every site
+            raise FedbilevelError(
+                f"{source}: [task] cannot say which table to read: every site does, with join --data."
+            )
+        words: dict[plugins.Kind, str | None] = {"task": experiment.task, "algorithm": experiment.algorithm}
+        used = {plugins.check_listed(kind, word, packages) for kind, word in words.items() if word is not None}
+        return Study(experiment, rules, schema, text, tuple(sorted(used - {""})))
 
     def summarize(self, examples: Examples) -> Facts:
         """What a site sends about its rows before the first round."""
@@ -195,6 +212,11 @@ class Study:
         return quorum
 
 
+def facts_of_packages(packages: Iterable[str]) -> dict[str, str]:
+    """What must agree of plug-in packages: a hash of all their files."""
+    return {f"package {name}": plugins.hash_of(plugins.folder_of(name)) for name in packages}
+
+
 @cache
 def code() -> str:
     """A hash of this installed copy: all its Python files."""
@@ -225,6 +247,14 @@ def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str:
         return f"it computes in {there.get('numbers')}, the server in {here['numbers']}: use the same JAX_ENABLE_X64."
     if here["jax"].split(".")[:2] != there.get("jax", "").split(".")[:2]:
         return f"it has jax {there.get('jax')}, the server {here['jax']}: install the same version."
+    return ""
+
+
+def packages_differ(here: Mapping[str, str], there: Mapping[str, str]) -> str:
+    """Why plug-in packages do not fit the server's, or "" if they do."""
+    for name, hashed in here.items():
+        if there.get(name) != hashed:
+            return f"its copy of the {name} differs from the server's: install the same one on both."
     return ""
 
 

@@ -1,6 +1,5 @@
 """Compare several algorithms on one task, over several seeds."""
 
-import inspect
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -11,50 +10,88 @@ from typing import Any
 import tomli_w
 
 from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.core import Algorithm
+from fedbilevel.core.schedules import Schedule
 from fedbilevel.core.task import Task
-from fedbilevel.engines.participation import Everyone
+from fedbilevel.diagnostics import DIAGNOSTICS
+from fedbilevel.engines.participation import Everyone, participation
 from fedbilevel.engines.program import check_fits
+from fedbilevel.engines.simulation import Simulation
 from fedbilevel.errors import FedbilevelError, Interrupted, UnknownName
-from fedbilevel.runs import grid
+from fedbilevel.runs import grid, plugins
 from fedbilevel.runs.experiment import Experiment
+from fedbilevel.runs.given import Given, Maker, words_of_algorithm, words_of_task
 from fedbilevel.runs.grid import PlannedRun, band
-from fedbilevel.runs.settings import Setting
+from fedbilevel.runs.settings import Setting, options_of, plain
+from fedbilevel.runs.until import parse as parse_until
+from fedbilevel.runs.until import reached
 from fedbilevel.storage.files import new_folder, write_atomically
 from fedbilevel.storage.load import runs
+
+Method = Algorithm | type[Algorithm] | str
+Algorithms = Sequence[Method] | Mapping[str, Method] | Method
+"""Algorithms with or without hyper-parameters, or their names; a mapping gives them names of one's own."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What to compare. ``settings`` apply to the task and to every algorithm that has them; "NAME.key" only to NAME."""
+    """What to compare. ``settings`` apply to the task and to every algorithm that has them; "NAME.key" only to NAME.
+
+    ``algorithms`` are the names of the members; ``words`` are the algorithms of those whose name is not a word.
+    With ``until``, such as "hypergradient=1e-3", each run ends when it is there, and what that has cost is compared.
+    """
 
     task: str
     algorithms: Sequence[str]
     rounds: int = 500
     seeds: Sequence[int] = (0,)
     sample: str | None = None
-    settings: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    words: Mapping[str, str] = field(default_factory=dict)
+    only_python: Sequence[str] = ()
+    given: Mapping[str, Given] = field(default_factory=dict, compare=False, repr=False)  # by member
+    until: str = ""
+    diagnostics: Sequence[str] = ()
 
-    def experiment(self, algorithm: str, seed: int) -> Experiment:
+    def experiment(self, member: str, seed: int) -> Experiment:
         """One member of the comparison."""
-        names = {*_options(self.task, self.settings), *_fields(algorithm)}
-        chosen: dict[str, str] = {}
-        for key, text in self.settings.items():
-            table, name = Setting.parse(key)
-            if table == algorithm:
-                chosen[Setting("algorithm", name).key] = text
+        bare = self._bare(member)
+        names = {*options_of(bare.maker()), *_fields(bare)}
+        chosen: dict[str, Any] = {}
+        for key, value in self.settings.items():
+            table, name = _parse(key, self.algorithms)
+            if table == member:
+                chosen[Setting("algorithm", name).key] = value
             elif table in ("", "task", "algorithm") and name in names:
-                chosen[key] = text
-        return Experiment(self.task, algorithm, self.rounds, seed, self.sample, chosen)
+                chosen[key] = value
+        title = member if member in self.words else ""
+        chosen_run = replace(bare, rounds=self.rounds, seed=seed, sample=self.sample, settings=chosen, title=title)
+        if not self.until:
+            return chosen_run
+        # What was seen decides when it was there.
+        every = max(1, self.rounds // 200)
+        return replace(chosen_run, every=every, until=self.until, diagnostics=tuple(self.diagnostics))
+
+    def _bare(self, member: str) -> Experiment:
+        given = self.given.get(member, Given())
+        return Experiment(self.task, self.words.get(member, member), settings=self.settings, given=given)
 
     def check(self) -> None:
         """Refuse unknown settings."""
-        everything = {*_options(self.task, self.settings), *(name for a in self.algorithms for name in _fields(a))}
+        members = [self._bare(member) for member in self.algorithms]
+        everything = {*options_of(members[0].maker()), *(name for each in members for name in _fields(each))}
         for key in self.settings:
-            table, name = Setting.parse(key)
+            table, name = _parse(key, self.algorithms)
             if table not in ("", "task", "algorithm", *self.algorithms):
                 raise UnknownName("algorithm of this comparison", table, list(self.algorithms))
             if name not in everything:
                 raise UnknownName("setting", key, sorted(everything))
+
+
+def _parse(key: str, members: Sequence[str]) -> Setting:
+    """A setting; the names of members may have dots."""
+    whose = [member for member in members if key.startswith(f"{member}.")]
+    return Setting(whose[0], key.removeprefix(f"{whose[0]}.")) if whose else Setting.parse(key)
 
 
 @dataclass(frozen=True)
@@ -84,21 +121,17 @@ class Compared:
         return next((m for m in self.members if m.done), self.members[0]).run.info
 
 
-def _options(task: str, settings: Mapping[str, Any]) -> list[str]:
-    return list(inspect.signature(Experiment(task, settings=settings).maker()).parameters)
-
-
-def _fields(algorithm: str) -> list[str]:
-    return [f.name for f in fields(ALGORITHMS[algorithm])]
+def _fields(experiment: Experiment) -> list[str]:
+    return [f.name for f in fields(experiment.kind())]
 
 
 def fitting(task: Task) -> list[str]:
-    """The algorithms that solve problems like this one."""
+    """The algorithms of this package that solve problems like this one."""
 
     def fits(name: str) -> bool:
         kind = ALGORITHMS[name]
         try:
-            chosen = kind(**task.suggested.for_algorithm(name, _fields(name)))
+            chosen = kind(**task.suggested.for_algorithm(name, [f.name for f in fields(kind)]))
             check_fits(task.problem, chosen, task.layout, Everyone())
         except FedbilevelError:
             return False
@@ -130,7 +163,7 @@ def run(
     else:
         for *_, place in _places(comparison, Path())[:: len(comparison.seeds)]:
             place.experiment.build().check()  # refuses what is wrong before anything is run
-        folder = new_folder(f"compare-{comparison.task}", out)
+        folder = new_folder(f"compare-{plugins.short(comparison.task)}", out)
         places = _places(comparison, folder)
         write_atomically(folder / COMPARISON, text.encode())
     groups = [[place for name, _, place in places if name == algorithm] for algorithm in comparison.algorithms]
@@ -166,22 +199,43 @@ def _config(comparison: Comparison) -> dict[str, Any]:
         "rounds": comparison.rounds,
         "seeds": list(comparison.seeds),
         **({"sample": comparison.sample} if comparison.sample else {}),
-        "settings": dict(comparison.settings),
+        **({"until": comparison.until, "diagnostics": list(comparison.diagnostics)} if comparison.until else {}),
+        "settings": {key: plain(value) for key, value in comparison.settings.items()},
+        **({"words": dict(comparison.words)} if comparison.words else {}),
+        **({"only_python": list(comparison.only_python)} if comparison.only_python else {}),
     }
 
 
 def read(folder: Path) -> Comparison:
     """Read the comparison of a folder."""
     try:
-        return Comparison(**tomllib.loads((folder / COMPARISON).read_text()))
+        found = Comparison(**tomllib.loads((folder / COMPARISON).read_text()))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FedbilevelError(f"{folder / COMPARISON} cannot be read ({error}).") from None
+    if found.only_python:
+        raise FedbilevelError(
+            f"{folder} was started from Python, and no file leads to {' and '.join(found.only_python)}: continue it "
+            f"with the same call and out='{folder}'."
+        )
+    return found
 
 
 def last(members: Sequence[ComparedRun], metric: str) -> tuple[float, float]:
     """Mean and standard deviation over seeds at the end."""
-    mean, deviation = band([m.history for m in members if m.done], metric)
+    mean, deviation = band([m.history[-1:] for m in members if m.done], metric)
     return float(mean[-1]), float(deviation[-1])
+
+
+def arrived(member: ComparedRun, bounds: Mapping[str, float]) -> bool:
+    """Whether a run came as far as it was to go."""
+    return member.done and reached(member.history[-1], bounds)
+
+
+def memory(comparison: Comparison, algorithm: str) -> int | None:
+    """Bytes that a compiled round of an algorithm needs: data, state, and what it works with. None if not known."""
+    experiment, task, chosen, _ = comparison.experiment(algorithm, comparison.seeds[0]).build()
+    cohort = participation(experiment.participation(), len(task.clients))
+    return Simulation(task, chosen, cohort, experiment.batching).memory()  # pyright: ignore[reportArgumentType]
 
 
 def per_client(member: ComparedRun, name: str) -> float:
@@ -209,21 +263,64 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def plan(
-    task: str,
-    algorithms: str | None = None,
+    task: "str | Task | Maker",
+    algorithms: "Algorithms | None" = None,
     rounds: int | None = None,
-    seeds: str | None = None,
+    seeds: Sequence[int] = (0,),
     sample: str | None = None,
-    settings: Mapping[str, str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    until: str = "",
 ) -> Comparison:
     """Plan a comparison, by default of all algorithms that fit the task."""
-    settings = settings or {}
-    names = [] if algorithms in (None, "all") else [name.strip() for name in algorithms.split(",")]
-    if not names or rounds is None:
+    about, bounds = words_of_task(task), parse_until(until)
+    settings = {**about.settings, **(settings or {})}
+    if isinstance(algorithms, str):
+        algorithms = None if algorithms == "all" else [name.strip() for name in algorithms.split(",") if name.strip()]
+    diagnostics: list[str] = []
+    if not algorithms or rounds is None or bounds:
+        bare = Experiment(about.word, settings=settings, given=Given(about.make))
+        options = options_of(bare.maker())
         parsed = {key: Setting.parse(key) for key in settings}
-        of_task = [key for key, each in parsed.items() if each.is_for("task") and each.name in _options(task, settings)]
-        made = Experiment(task, settings={key: settings[key] for key in of_task}).build().task
-        names, rounds = names or fitting(made), made.suggested.rounds if rounds is None else rounds
-    for name in names:
-        ALGORITHMS.check(name)
-    return Comparison(task, names, rounds, parse_seeds(seeds) if seeds else (0,), sample, settings)
+        of_task = [key for key, each in parsed.items() if each.is_for("task") and each.name in options]
+        made = replace(bare, settings={key: settings[key] for key in of_task}).build().task
+        algorithms, rounds = algorithms or fitting(made), made.suggested.rounds if rounds is None else rounds
+        diagnostics = [name for name in bounds if name not in made.shown.headline and name in DIAGNOSTICS]
+    names, words, given, only_python = [], {}, {}, list(about.only_python.values())
+    for name, algorithm in _named(algorithms):
+        word, kind, strange = words_of_algorithm(algorithm)
+        only_python += strange.values()
+        if name != word or kind is not None:
+            words[name] = word
+        if isinstance(algorithm, Algorithm):  # its numbers are those of this member
+            settings = {**_numbers(name, algorithm), **settings}
+        names.append(name)
+        given[name] = Given(about.make, kind, {**about.only_python, **strange})
+        if kind is None:
+            plugins.algorithm(word)
+    python_only = tuple(dict.fromkeys(only_python))
+    return Comparison(
+        about.word, names, rounds, tuple(seeds), sample, settings, words, python_only, given, until, diagnostics
+    )
+
+
+def _named(algorithms: "Algorithms") -> list[tuple[str, Any]]:
+    """The members by name: those that were given as a mapping have theirs, the others are numbered where they meet."""
+    if isinstance(algorithms, Mapping):
+        return list(algorithms.items())
+    every = [algorithms] if isinstance(algorithms, Algorithm | type | str) else list(algorithms)
+    named: dict[str, Any] = {}
+    for each in every:
+        word, kind, _ = words_of_algorithm(each)
+        name = plugins.short(word) if kind is None else (kind if isinstance(kind, type) else type(kind)).__name__
+        count = 1
+        while (numbered := name if count == 1 else f"{name}-{count}") in named:
+            count += 1
+        named[numbered] = each
+    return list(named.items())
+
+
+def _numbers(name: str, algorithm: Algorithm) -> dict[str, Any]:
+    """The hyper-parameters of an algorithm as settings of this member, as far as a file can hold them."""
+    values = {f.name: getattr(algorithm, f.name) for f in fields(algorithm)}
+    known = bool | int | float | str | tuple | Schedule
+    return {f"{name}.{key}": plain(value) for key, value in values.items() if isinstance(value, known)}

@@ -21,14 +21,16 @@ from fedbilevel.core.presentation import Details, Reference, Sequel
 from fedbilevel.core.task import Task
 from fedbilevel.engines.accounting import traffic
 from fedbilevel.errors import Diverged, FedbilevelError, Interrupted, Stopped
-from fedbilevel.runs import configuration
+from fedbilevel.runs import configuration, plugins
 from fedbilevel.runs.callbacks import TRACKERS
 from fedbilevel.runs.experiment import Built, Experiment
+from fedbilevel.runs.given import Given
 from fedbilevel.runs.solve import Result, Row, solve
+from fedbilevel.runs.until import parse as parse_until
 from fedbilevel.storage.checkpoints import Checkpoints
 from fedbilevel.storage.files import alone, new_folder
 from fedbilevel.storage.models import save_model
-from fedbilevel.storage.run_folder import CONFIG, RunFacts, RunFolder
+from fedbilevel.storage.run_folder import CODE, CONFIG, RunFacts, RunFolder
 
 
 class Progress(Protocol):
@@ -62,20 +64,25 @@ def run(experiment: Experiment | Built, out: Path | None = None, progress: Progr
     built = experiment.build() if isinstance(experiment, Experiment) else experiment
     built.check()
     experiment = built.experiment
-    name = f"{experiment.task}-{experiment.algorithm}-seed{experiment.seed}"
+    name = f"{plugins.short(experiment.task)}-{experiment.name}-seed{experiment.seed}"
     return _run(built, new_folder(name, out), progress)
 
 
-def resume(folder: Path | str, rounds: int | None = None, progress: Progress | None = None) -> Finished:
+def resume(
+    folder: Path | str, rounds: int | None = None, progress: Progress | None = None, given: Given | None = None
+) -> Finished:
     """Continue the run of a folder from its newest checkpoints, to the same result as without the interruption.
 
     Args:
         folder: the run folder.
         rounds: continue to more rounds than the run was started with.
+        progress: called when a run starts, and with every row.
+        given: what the run was given from Python, which its folder cannot hold.
     """
     folder = Path(folder)
     RunFolder(folder).check()
-    experiment = Experiment.read(folder / CONFIG)
+    experiment = dataclasses.replace(Experiment.read(folder / CONFIG), given=given or Given())
+    _check_code(folder, given is not None)
     if rounds is not None:
         if experiment.rounds is not None and rounds < experiment.rounds:
             raise FedbilevelError(f"{folder} was started with {experiment.rounds} rounds: give at least as many.")
@@ -83,6 +90,21 @@ def resume(folder: Path | str, rounds: int | None = None, progress: Progress | N
     built = experiment.build()
     built.check()
     return _run(built, folder, progress)
+
+
+def _check_code(folder: Path, again: bool) -> None:
+    """Refuse to continue a run whose code is not as it was, or cannot be found by what the folder says."""
+    info = RunFolder(folder).info()
+    only_python = info.get("only_python", ())
+    if only_python and not again:
+        raise FedbilevelError(
+            f"{folder} was started from Python, and no file leads to {' and '.join(only_python)}: continue it with the "
+            f"same call and out='{folder}'."
+        )
+    for known in info.get("origins", {}).values():
+        if trouble := plugins.Origin(**known).trouble:
+            copy = f" ({folder / CODE} has a copy)" if (folder / CODE).exists() else ""
+            raise FedbilevelError(f"{trouble}: put it back as it was{copy}, or start a new run.")
 
 
 def _run(built: Built, folder: Path, progress: Progress | None) -> Finished:
@@ -94,7 +116,11 @@ def _run_alone(built: Built, folder: RunFolder, progress: Progress | None) -> Fi
     began = time.perf_counter()
     experiment, task, algorithm, _ = built
     folder.write_config(configuration.write(built.config()))
-    folder.begin(**describe(built, folder.path))
+    facts = describe(built, folder.path)
+    folder.begin(**facts)
+    for known in facts.get("origins", {}).values():
+        if (path := Path(known["path"])).is_file():
+            folder.keep_code(path)
     members = _Members(built, folder, progress)
     references: dict[str, Result] = {}
     wanted = task.shown.references if experiment.references else ()
@@ -112,7 +138,7 @@ def _run_alone(built: Built, folder: RunFolder, progress: Progress | None) -> Fi
     try:
         for reference in wanted:
             references[reference.label] = members.reference(reference)
-        result = members.one(str(experiment.algorithm), algorithm)
+        result = members.one(experiment.name, algorithm)
         if sequel is not None:
             references[sequel.label] = members.sequel(sequel, result)
         return _finish(built, folder, result, references, began)
@@ -143,8 +169,8 @@ def _finish(
         }
     summary |= {
         "seconds": time.perf_counter() - began,
-        "algorithm": experiment.algorithm,
-        "task": experiment.task,
+        "algorithm": experiment.name,
+        "task": plugins.short(experiment.task),
         "seed": experiment.seed,
         "folder": str(folder.path),
     }
@@ -191,6 +217,7 @@ class _Members:
                 experiment.seed,
                 experiment.participation(),
                 every=experiment.every,
+                until=parse_until(experiment.until) if task is None and algorithm is self.built.algorithm else None,
                 diagnostics=experiment.diagnostics if task is None else (),
                 x=x,
                 engine=experiment.engine,  # pyright: ignore[reportArgumentType]
@@ -229,7 +256,7 @@ class _Members:
 def describe(built: Built, folder: Path) -> RunFacts:
     """What a reader of the folder must know about the run."""
     experiment, task, algorithm, _ = built
-    main, title = str(experiment.algorithm), type(algorithm).__name__
+    main, title = experiment.name, experiment.title or type(algorithm).__name__
     labels: dict[str, str] = {}
     for reference in task.shown.references if experiment.references else ():
         for n in range(1, len(reference.others) + 2):  # a grid search is several runs
@@ -240,7 +267,7 @@ def describe(built: Built, folder: Path) -> RunFacts:
         labels[task.shown.sequel.label] = task.shown.sequel.title
     return {
         "name": folder.name,
-        "task": experiment.task,
+        "task": plugins.short(experiment.task),
         "algorithm": main,
         "title": title,
         "seed": experiment.seed,
@@ -258,9 +285,21 @@ def describe(built: Built, folder: Path) -> RunFacts:
             "device": jax.devices()[0].device_kind,
             "numbers": str(jnp.result_type(float)),
         },
+        **_origins(experiment),
         "process": os.getpid(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def _origins(experiment: Experiment) -> RunFacts:
+    """Where other people's code of an experiment comes from, and what of it no word leads to."""
+    only_python = experiment.given.only_python
+    origins: dict[str, Any] = {}
+    words: dict[plugins.Kind, str] = {"task": experiment.task, "algorithm": str(experiment.algorithm)}
+    for kind, word in words.items():
+        if kind not in only_python and (known := plugins.origin(kind, word)) is not None:
+            origins[kind] = dataclasses.asdict(known)
+    return {"origins": origins, "only_python": list(only_python.values())}
 
 
 def _save_solution(result: Result, folder: RunFolder, task: Task) -> None:

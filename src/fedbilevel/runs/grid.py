@@ -4,6 +4,7 @@ are continued.
 
 import contextlib
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,10 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedbilevel.errors import FedbilevelError, FedbilevelWarning
 from fedbilevel.runs import processes
 from fedbilevel.runs.execute import resume
 from fedbilevel.runs.execute import run as run_experiment
 from fedbilevel.runs.experiment import Experiment
+from fedbilevel.runs.plugins import short
 from fedbilevel.runs.processes import DIED, cores
 from fedbilevel.storage.run_folder import Run, RunFolder
 
@@ -97,6 +100,12 @@ def run(
     tell = lambda: progress(sum(place.ended for place in places), len(places)) if progress else None
     tell()
     workers = min(jobs or cores(), cores(), len(left))
+    if workers > 1 and (stuck := next(filter(None, (group[0].experiment.given.obstacle for group in left)), "")):
+        if jobs:
+            raise FedbilevelError(f"{stuck}: give it a name at the top level of a file, or leave out jobs.")
+        said = f"{stuck}: all runs share this one. Give it a name at the top level of a file to use all cores."
+        warnings.warn(said, FedbilevelWarning, stacklevel=3)
+        workers = 1
     if workers > 1:
         _in_processes(left, workers, tell)
     else:
@@ -109,7 +118,10 @@ def _run_group(group: Sequence[PlannedRun], tell: Callable[[], None] | None = No
     for place in group:
         try:
             begun = RunFolder(place.folder).begun
-            resume(place.folder) if begun else run_experiment(place.experiment, place.folder)
+            if begun:
+                resume(place.folder, given=place.experiment.given)
+            else:
+                run_experiment(place.experiment, place.folder)
         except Exception as error:
             if place.status not in ("failed", "running"):  # it said so itself, or another process is at work there
                 _fail(place, error, "it could not be started: ")
@@ -119,7 +131,7 @@ def _run_group(group: Sequence[PlannedRun], tell: Callable[[], None] | None = No
 
 def _fail(place: PlannedRun, why: Exception | str, before: str = "") -> None:
     """Record in a member's folder that it failed."""
-    RunFolder(place.folder).fail(why, before, task=place.experiment.task, name=place.folder.name)
+    RunFolder(place.folder).fail(why, before, task=short(place.experiment.task), name=place.folder.name)
 
 
 def _in_processes(groups: Sequence[Sequence[PlannedRun]], workers: int, tell: Callable[[], None]) -> None:

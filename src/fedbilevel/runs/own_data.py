@@ -13,7 +13,7 @@ from fedbilevel.data.table_files import is_function
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.runs.configuration import explained
 from fedbilevel.runs.settings import NameList, Setting
-from fedbilevel.tasks import OWN_TASKS, on_table
+from fedbilevel.tasks import OWN_TASKS, TASKS, on_table
 
 NONE = NameList()
 ENDINGS = (".csv", ".tsv", ".parquet", ".npz")
@@ -38,9 +38,9 @@ def _options(
     Args:
         data: a CSV, TSV, Parquet or NPZ file, several of them, one for each client, or a folder of pictures.
         label: the column with the labels.
-        client: the column that says who has a row; without it, every file is a client.
+        client: the column that says which client a row belongs to; without it, every file is a client.
         trusted: the column that says which labels were checked: these rows validate and test.
-        id: the column with what rows are called.
+        id: the column with the names of the rows.
         group: the column with two groups of people, for fairness.
         drop: columns to leave out.
         categorical: columns whose values are names, even if they look like numbers.
@@ -51,8 +51,10 @@ def _options(
     """
 
 
-def is_own(settings: Mapping[str, Any]) -> bool:
-    """Whether the settings of an experiment are about an own table."""
+def is_own(settings: Mapping[str, Any], make: Callable[..., Task]) -> bool:
+    """Whether the settings of an experiment are about an own table, not about options of the task's own function."""
+    if make not in TASKS.values():
+        return False
     named = {Setting.parse(key).name: value for key, value in settings.items() if Setting.parse(key).is_for("task")}
     data = named.get("data", "")
     if "label" in named or "client_from" in named or not isinstance(data, str):

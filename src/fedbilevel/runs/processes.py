@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -17,6 +18,8 @@ from fedbilevel.storage import compiled
 
 DIED: Any = object()
 """What a call gave whose process died."""
+UNGUARDED = 77
+"""The exit code of a process that would start others, because the file that it imports does."""
 
 
 class WorkerProcess(NamedTuple):
@@ -27,6 +30,8 @@ class WorkerProcess(NamedTuple):
 
     @classmethod
     def start(cls) -> "WorkerProcess":
+        if getattr(multiprocessing.current_process(), "_inheriting", False):  # it is importing the user's file
+            os._exit(UNGUARDED)
         spawn = multiprocessing.get_context("spawn")
         here, there = spawn.Pipe()
         process = spawn.Process(target=_work, args=(there,), daemon=True)
@@ -73,7 +78,7 @@ def calls(
                 except (EOFError, OSError):
                     everyone.remove(worker)
                     worker.process.join()
-                    result, error = DIED, None
+                    result, error = DIED, _unguarded() if worker.process.exitcode == UNGUARDED else None
                 del busy[connection]
                 if error is not None:
                     raise error
@@ -87,6 +92,14 @@ def calls(
             worker.connection.close()
         for worker in everyone:
             worker.process.join()
+
+
+def _unguarded() -> FedbilevelError:
+    file = os.path.basename(getattr(sys.modules["__main__"], "__file__", None) or "the file")
+    return FedbilevelError(
+        f"{file} starts runs whenever it is imported, and other processes import it: put what starts them under "
+        "if __name__ == '__main__':, or use jobs=1."
+    )
 
 
 def cores() -> int:

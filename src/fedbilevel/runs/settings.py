@@ -4,8 +4,9 @@ This is the only place that takes keys apart, whether they come from the command
 a search or a study of a federation.
 """
 
+import inspect
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,7 +73,10 @@ class Settings(dict[str, Any]):
         for key, value in self.items():
             setting = Setting.parse(key)
             if setting.is_for(table) and setting.name in defaults:
-                values[setting.name] = convert(key, value, defaults[setting.name], places.get(key, ""))
+                default = defaults[setting.name]
+                if table == "algorithm" and isinstance(default, float) and "(" in str(value):
+                    default = schedules.constant(default)  # a number that changes with the rounds
+                values[setting.name] = convert(key, value, default, places.get(key, ""))
         return values
 
     def check(
@@ -101,6 +105,36 @@ class Settings(dict[str, Any]):
                 raise FedbilevelError(f"'{setting.name}' is an option of both {who}: write {keys}.")
 
 
+class Unset(NamedTuple):
+    """In place of a default that is absent or None: the type of the argument, if its annotation says one."""
+
+    kind: type | None = None
+    needed: bool = False
+
+
+def options_of(make: Callable[..., Any]) -> dict[str, Any]:
+    """The options of a function by name, with their defaults.
+
+    >>> def make(width: int, depth: int = 2, *, name=None): ...
+    >>> options_of(make)
+    {'width': Unset(kind=<class 'int'>, needed=True), 'depth': 2, 'name': Unset(kind=None, needed=False)}
+    """
+    options: dict[str, Any] = {}
+    try:
+        signature = inspect.signature(make, eval_str=True)
+    except NameError:  # an annotation that is there for readers only
+        signature = inspect.signature(make)
+    for name, p in signature.parameters.items():
+        if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+            continue
+        if p.kind is p.POSITIONAL_ONLY:
+            raise FedbilevelError(f"the function of the task has an argument without a name ({name}): remove the '/'.")
+        said = [k for k in (bool, int, float, str) if k is p.annotation or k in getattr(p.annotation, "__args__", ())]
+        needed = p.default is p.empty
+        options[name] = Unset(said[0] if said else None, needed) if needed or p.default is None else p.default
+    return options
+
+
 class NameList(tuple[str, ...]):
     """A setting that is several names, such as those of files or columns."""
 
@@ -117,6 +151,8 @@ VALUE_KINDS = {
 
 def convert(name: str, value: Any, default: Any, place: str = "") -> Any:
     """Convert a setting, a value or text, to the type of its default."""
+    if isinstance(default, Unset):
+        return _guessed(value) if default.kind is None else convert(name, value, default.kind(), place)
     try:
         if isinstance(default, bool):
             words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
@@ -148,7 +184,22 @@ def convert(name: str, value: Any, default: Any, place: str = "") -> Any:
     except FedbilevelError as error:
         raise FedbilevelError(f"{place}{name}: {error}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise FedbilevelError(f"{place}{name} must be {VALUE_KINDS[type(default)]}, not {value!r}.") from None
+        kind = VALUE_KINDS.get(type(default), f"like {default!r}")
+        raise FedbilevelError(f"{place}{name} must be {kind}, not {value!r}.") from None
+    return value
+
+
+def _guessed(value: Any) -> Any:
+    """Text as what it looks like: a number, true or false, or itself."""
+    if not isinstance(value, str):
+        return value
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            pass
     return value
 
 

@@ -16,7 +16,7 @@ from fedbilevel.engines.lanes import Lanes
 from fedbilevel.engines.participation import Participation, participation
 from fedbilevel.engines.simulation import Batching, Simulation
 from fedbilevel.errors import Diverged, FedbilevelError, UnknownName
-from fedbilevel.runs.solve import Result, Row, check_rounds, check_seed, diverged, interval, observe, solve
+from fedbilevel.runs.solve import Result, Row, check_rounds, check_seed, check_task, diverged, interval, observe, solve
 
 Outcome = Result | Diverged
 
@@ -50,6 +50,7 @@ def sweep(
             of lanes are those of all of them together.
         workers: number of threads for "each"; more than one helps where rounds leave cores idle.
     """
+    check_task(task)
     algorithms = [algorithms] if isinstance(algorithms, Algorithm) else list(algorithms)
     seeds = list(seeds)
     for seed in seeds:
@@ -143,7 +144,7 @@ def _lanes(
     def evaluate(number: int, state: Any) -> None:
         engine, seconds = engines[number], time.perf_counter() - began
         row = observe(engine, state, seconds, metrics)
-        histories[number].append(row | measure(watched, Snapshot(engine, state)))
+        histories[number].append(row | measure(watched, Snapshot(engine, state, histories[number])))
 
     def look(states: Any, before: Any) -> None:
         """Evaluate the lanes that go on; say of others why they do not."""

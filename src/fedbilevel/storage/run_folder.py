@@ -22,7 +22,7 @@ from fedbilevel.storage.checkpoints import Checkpoints
 from fedbilevel.storage.files import Appender, json_lines, locked, plain_json, process_exists, write_atomically
 
 RECORDS, INFO, CONFIG = "records.jsonl", "run.json", "config.toml"
-SOLUTION, FAILURE, CHECKPOINTS = "solution.safetensors", "failure.txt", "checkpoints"
+SOLUTION, FAILURE, CHECKPOINTS, CODE = "solution.safetensors", "failure.txt", "checkpoints", "code"
 
 FORMAT = 1
 """Of the run folders that this version writes. It reads these and older ones, which have no number."""
@@ -56,6 +56,8 @@ class RunFacts(TypedDict, total=False):
     seed: int
     rounds: int | None
     clients: int
+    origins: Mapping[str, Mapping[str, str]]  # code of other people: of "task" and "algorithm" where it came from
+    only_python: list[str]  # what the run was given from Python, and no word leads to
     headline: Mapping[str, str]  # metrics that matter most, with what people read
     compare_by: list[str]  # metrics that comparisons are drawn by
     main: str  # the label of the run itself in the records
@@ -209,7 +211,7 @@ class RunFolder:
         with locked(self.path / INFO):
             diverged = isinstance(why, Diverged)
             failed = self._enter("failed", {**facts, "failure": sentence, "diverged": diverged})
-            if failed and not expected:
+            if failed and not (isinstance(why, str) or (expected and why.__cause__ is None)):
                 write_atomically(self.path / FAILURE, "".join(traceback.format_exception(why)).encode())
         return failed
 
@@ -254,6 +256,10 @@ class RunFolder:
     def write_config(self, text: str) -> None:
         """Save the complete experiment as an experiment file."""
         write_atomically(self.path / CONFIG, text.encode())
+
+    def keep_code(self, path: Path) -> None:
+        """Save a copy of a file with code that the run uses; nothing ever runs the copy."""
+        write_atomically(self.path / CODE / path.name, path.read_bytes())
 
     def records(self) -> Appender:
         """Adds rows to the records: ``with folder.records() as records: records.append({...})``."""

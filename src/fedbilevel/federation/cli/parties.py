@@ -28,7 +28,7 @@ def create(
 
     wanted = project.read(file)
     folder = out or Path(wanted.name)
-    given = Study.of(wanted.experiment, "the experiment")
+    given = Study.of(wanted.experiment, "the experiment", None)
     given.quorum(len(wanted.sites))
     given.build()
     made = setup.create(wanted, folder, passphrase(passphrase_file, new=True), authority, days)

@@ -77,6 +77,12 @@ def join(
     largest_upload: Annotated[float, typer.Option(help="Largest message to send, in megabytes.")] = 100.0,
     algorithm: Annotated[list[str] | None, typer.Option(help="Run only this algorithm. May be repeated.")] = None,
     task: Annotated[list[str] | None, typer.Option(help="Take part only in this task. May be repeated.")] = None,
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PACKAGE[=HASH]", help="Allow studies to run code of this installed package. May be repeated."
+        ),
+    ] = None,
     min_clients: Annotated[int, typer.Option(help="Fewest parties that the federation must have.")] = 2,
     min_rows: Annotated[int, typer.Option(help="Fewest rows that any number sent may be computed from.")] = 10,
     share_counts: Annotated[
@@ -118,7 +124,7 @@ def join(
     if data is None:
         raise FedbilevelError("name the data of this site with --data FILE, or --data builtin.")
     place, settings = joining.unpack(kit, folder, data, columns)
-    settings = replace(settings, id=id or "", consent=Consent((), allowed, limits))
+    settings = replace(settings, id=id or "", consent=Consent((), allowed, limits, packages=_packages(plugin or [])))
     about = joining.about(place)
     texts = {"the kit's study": (about["experiment"], approve)}
     texts |= {str(path): (joining.text_of(path), True) for path in study or []}
@@ -140,6 +146,20 @@ def join(
         say("left the federation. Run the same command to join again and continue.")
 
 
+def _packages(listed: list[str]) -> dict[str, str]:
+    """The packages of ``--plugin`` with the hash of their files here, which must be the given one, if there is one."""
+    from fedbilevel.runs.plugins import folder_of, hash_of
+
+    found: dict[str, str] = {}
+    for each in listed:
+        name, _, wanted = each.partition("=")
+        found[name] = hash_of(folder_of(name))
+        if wanted and (len(wanted) < 12 or not found[name].startswith(wanted)):
+            raise FedbilevelError(f"the package {name} here has the hash {found[name]}, not {wanted}.")
+        console.print(f"Package {name}: {found[name]}", highlight=False, soft_wrap=True)
+    return found
+
+
 def _asked(what: str) -> bool:
     """Whether the user wants to take part; nobody is asked where nobody can answer."""
     return sys.stdin.isatty() and typer.confirm(f"Take part in {what}?", default=False)
@@ -153,7 +173,9 @@ def log(
         bool, typer.Option("--verify", help="Check that no line was changed or removed since it was written.")
     ] = False,
 ) -> None:
-    """Show what a site has sent, or what a coordinator has done; or check that nobody changed these ledgers."""
+    """Show what a site has sent, what a coordinator has done, or the exchanges of a run; or check that nobody changed
+    these ledgers.
+    """
     from fedbilevel.federation.ledgers import check_ledgers, ledger
 
     if verify:

@@ -32,6 +32,7 @@ from fedbilevel.report.page.series import (
     together,
     with_spread,
 )
+from fedbilevel.runs.plugins import Origin
 from fedbilevel.storage.run_folder import Run
 
 HERE = Path(__file__).parent
@@ -71,7 +72,7 @@ def render(paths: Iterable[Path], live: bool = False) -> str:
     axes = [
         ("", {"round": CHART_AXES["round"]}),
         ("Traffic", {axis: CHART_AXES[axis] for axis in ("megabytes", "megabytes_down", "megabytes_up")}),
-        ("Oracle calls", {axis: CHART_AXES[axis] for axis in ("oracles", *ORACLES)}),
+        ("Oracle calls", {axis: CHART_AXES[axis] for axis in ("oracles", *ORACLES, "samples")}),
         ("", {"seconds": CHART_AXES["seconds"]}),
     ]
     return shell(content(paths), axes, live)
@@ -122,6 +123,7 @@ def content(paths: Iterable[Path]) -> Content:
         rows=[_summary(each, series) for each in series],
         several=_several(series),
         failures=_failures(mains),
+        code=_unique(f"{said}." for run in runs for said in _trouble(run)),
         left_out=[(older.folder.name, newer.folder.name) for older, newer in left_out],
     )
     below = TEMPLATES.get_template("below.html").render(
@@ -217,6 +219,11 @@ def _failures(mains: Sequence[Series]) -> list[tuple[str, str]]:
         for run in each.runs
         if run.info.get("status") == "failed"
     ]
+
+
+def _trouble(run: Run) -> list[str]:
+    """What became of other people's code that a run used, as far as this machine can tell."""
+    return [said for known in run.info.get("origins", {}).values() if (said := Origin(**known).trouble)]
 
 
 def _pictures(each: Series) -> list[dict[str, str]]:
