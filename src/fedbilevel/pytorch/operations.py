@@ -7,11 +7,9 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from fedbilevel.models.convolutions import convolve, max_pool
-from fedbilevel.pytorch.compatibility import torchax
+from fedbilevel.models.convolutions import convolve
 
 aten: Any = torch.ops.aten
-jtorch: Any = torchax.ops.jtorch
 
 
 def convolution(
@@ -116,38 +114,7 @@ def _shifted(images: jax.Array, size: Sequence[int], stride: Sequence[int], dila
     ]
 
 
-def max_pooling(
-    images: jax.Array,
-    kernel_size: int | Sequence[int],
-    stride: int | Sequence[int] | None = None,
-    padding: int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Any:
-    """The maximum of every window, with the derivative of the first of several, as in PyTorch."""
-    if ceil_mode or return_indices or not jnp.issubdtype(images.dtype, jnp.floating):
-        return jtorch._functional_max_pool2d(
-            images, kernel_size, stride or kernel_size, padding, dilation, ceil_mode, return_indices
-        )
-    two = lambda value: (value, value) if isinstance(value, int) else tuple(value) * (3 - len(tuple(value)))
-    size, padding, dilation = two(kernel_size), two(padding), two(dilation)
-    steps = two(stride or size)
-    around = images.shape[:-2]
-    images = images.reshape(-1, *images.shape[-2:], 1)  # channels are as good as rows
-    if size == steps and size[0] == size[1] and padding == (0, 0) and dilation == (1, 1):
-        found = max_pool(images, size[0])
-    else:
-        least = jnp.full((), -jnp.inf, images.dtype)
-        images = jax.lax.pad(images, least, [(0, 0, 0), *((p, p, 0) for p in padding), (0, 0, 0)])
-        found, *others = _shifted(images, size, steps, dilation)
-        for other in others:
-            found = jnp.where((other > found) | (other != other), other, found)
-    return found.reshape(*around, *found.shape[1:3])
-
-
 OPERATIONS = {
     aten.convolution.default: convolution,
     aten.convolution: convolution,
-    torch.nn.functional.max_pool2d: max_pooling,
 }
