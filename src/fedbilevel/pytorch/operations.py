@@ -1,6 +1,7 @@
 """Operations of PyTorch that torchax translates into slow or wrong JAX: here, the project's own."""
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import jax
@@ -93,25 +94,17 @@ def _strided(images: jax.Array, filters: jax.Array, stride: tuple[int, ...]) -> 
 
 
 def _depthwise(images: jax.Array, filters: jax.Array, stride: tuple[int, ...]) -> jax.Array:
-    """Every channel with filters of its own, the sum of shifted images."""
-    tall, wide, _, outputs = filters.shape
+    """Every channel with filters of its own: the sum of shifted images."""
+    (tall, wide, _, outputs), (down, across) = filters.shape, stride
     times = outputs // images.shape[3]
     images = jnp.repeat(images, times, axis=3) if times > 1 else images
-    shifted = _shifted(images, (tall, wide), stride, (1, 1))
-    return sum((part * filters[i // wide, i % wide, 0] for i, part in enumerate(shifted)), start=jnp.zeros(()))
-
-
-def _shifted(images: jax.Array, size: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> list[jax.Array]:
-    """For every place in a window, the pixels that are there, of images (rows, height, width, channels)."""
-    (tall, wide), (down, across), (low, side) = size, stride, dilation
-    rows = (images.shape[1] - low * (tall - 1) - 1) // down + 1
-    columns = (images.shape[2] - side * (wide - 1) - 1) // across + 1
-    last = lambda start, count, step: start + step * (count - 1) + 1
-    return [
-        images[:, i : last(i, rows, down) : down, j : last(j, columns, across) : across]
-        for i in range(0, low * tall, low)
-        for j in range(0, side * wide, side)
+    height, width = images.shape[1] - tall + 1, images.shape[2] - wide + 1
+    parts = [
+        images[:, i : i + height : down, j : j + width : across] * filters[i, j, 0]
+        for i in range(tall)
+        for j in range(wide)
     ]
+    return reduce(jnp.add, parts)
 
 
 OPERATIONS = {
