@@ -134,8 +134,8 @@ class TestNoise:
 
     def test_has_the_mean_of_the_quiet_network(self) -> None:
         net = nn.Dropout(0.25)
-        made = problem(nn.ModuleList([net, nn.Linear(1, 1)]), lambda x, y, batch: y[0](batch["row"]).mean() + x.sum())
-        made = fb.Problem(made.upper, made.lower, made.init, noise=True)
+        loss = lambda x, y, batch: y[0](batch["row"]).mean() + x.sum()
+        made = problem(nn.ModuleList([net, nn.Linear(1, 1)]), loss, noise=True)
         ones = {"row": np.ones((2000, 6), "float32")}
         values = [float(made.upper_on(*made.init(KEY), ones, key)) - 1 for key in jax.random.split(KEY, 4)]
         assert abs(np.mean(values) - 1) < 0.02

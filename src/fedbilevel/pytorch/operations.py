@@ -1,17 +1,16 @@
 """Operations of PyTorch that torchax translates into slow or wrong JAX: here, the project's own."""
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import torch
 
-from fedbilevel.models.convolutions import convolve, max_pool
-from fedbilevel.pytorch.compatibility import torchax
+from fedbilevel.models.convolutions import convolve
 
 aten: Any = torch.ops.aten
-jtorch: Any = torchax.ops.jtorch
 
 
 def convolution(
@@ -95,60 +94,20 @@ def _strided(images: jax.Array, filters: jax.Array, stride: tuple[int, ...]) -> 
 
 
 def _depthwise(images: jax.Array, filters: jax.Array, stride: tuple[int, ...]) -> jax.Array:
-    """Every channel with filters of its own, the sum of shifted images."""
-    tall, wide, _, outputs = filters.shape
+    """Every channel with filters of its own: the sum of shifted images."""
+    (tall, wide, _, outputs), (down, across) = filters.shape, stride
     times = outputs // images.shape[3]
     images = jnp.repeat(images, times, axis=3) if times > 1 else images
-    shifted = _shifted(images, (tall, wide), stride, (1, 1))
-    return sum((part * filters[i // wide, i % wide, 0] for i, part in enumerate(shifted)), start=jnp.zeros(()))
-
-
-def _shifted(images: jax.Array, size: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> list[jax.Array]:
-    """For every place in a window, the pixels that are there, of images (rows, height, width, channels)."""
-    (tall, wide), (down, across), (low, side) = size, stride, dilation
-    rows = (images.shape[1] - low * (tall - 1) - 1) // down + 1
-    columns = (images.shape[2] - side * (wide - 1) - 1) // across + 1
-    last = lambda start, count, step: start + step * (count - 1) + 1
-    return [
-        images[:, i : last(i, rows, down) : down, j : last(j, columns, across) : across]
-        for i in range(0, low * tall, low)
-        for j in range(0, side * wide, side)
+    height, width = images.shape[1] - tall + 1, images.shape[2] - wide + 1
+    parts = [
+        images[:, i : i + height : down, j : j + width : across] * filters[i, j, 0]
+        for i in range(tall)
+        for j in range(wide)
     ]
-
-
-def max_pooling(
-    images: jax.Array,
-    kernel_size: int | Sequence[int],
-    stride: int | Sequence[int] | None = None,
-    padding: int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Any:
-    """The maximum of every window, with the derivative of the first of several, as in PyTorch."""
-    if ceil_mode or return_indices or not jnp.issubdtype(images.dtype, jnp.floating):
-        return jtorch._functional_max_pool2d(
-            images, kernel_size, stride or kernel_size, padding, dilation, ceil_mode, return_indices
-        )
-    two = lambda value: (value, value) if isinstance(value, int) else tuple(value) * (3 - len(tuple(value)))
-    size, padding, dilation = two(kernel_size), two(padding), two(dilation)
-    steps = two(stride or size)
-    single = images.ndim == 3
-    images = (images[None] if single else images).transpose(0, 2, 3, 1)
-    if size == steps and size[0] == size[1] and padding == (0, 0) and dilation == (1, 1):
-        found = max_pool(images, size[0])
-    else:
-        least = jnp.full((), -jnp.inf, images.dtype)
-        images = jax.lax.pad(images, least, [(0, 0, 0), *((p, p, 0) for p in padding), (0, 0, 0)])
-        found, *others = _shifted(images, size, steps, dilation)
-        for other in others:
-            found = jnp.where((other > found) | (other != other), other, found)
-    found = found.transpose(0, 3, 1, 2)
-    return found[0] if single else found
+    return reduce(jnp.add, parts)
 
 
 OPERATIONS = {
     aten.convolution.default: convolution,
     aten.convolution: convolution,
-    torch.nn.functional.max_pool2d: max_pooling,
 }
