@@ -57,6 +57,7 @@ from fedbilevel.errors import Diverged, FedbilevelError, Interrupted, Stopped
 from fedbilevel.runs.callbacks import Callback, MLflow, TensorBoard
 from fedbilevel.runs.execute import resume
 from fedbilevel.runs.experiment import Experiment
+from fedbilevel.runs.from_python import compare, tune
 from fedbilevel.runs.prediction import predict
 from fedbilevel.runs.solve import Result, solve
 from fedbilevel.runs.sweep import sweep
@@ -129,6 +130,7 @@ __all__ = [
     "Vector",
     "__version__",
     "clean",
+    "compare",
     "data",
     "diagnostics",
     "load",
@@ -141,6 +143,7 @@ __all__ = [
     "sweep",
     "tasks",
     "testing",
+    "tune",
     "vectors",
 ]
 
