@@ -1,12 +1,13 @@
-"""How well label errors are found: ``python -m benchmarks.cleaning`` fills the table of docs/cleaning.md.
+"""How well label errors are found: ``python -m benchmarks.cleaning --write`` makes the tables of docs/cleaning.md.
 
-Thirteen columns of data, noise and division into six clients with 20 trusted rows each, five seeds. Ours is federated;
-the references see the rows of all clients pooled: cleanlab with logistic regression, the same with the trusted rows
-added, and logistic regression on the trusted rows alone. Their weight decay is chosen by cross-validated loss. Beside
-them stand ours without trusted rows, and the out-of-fold loss of models of the given labels (federated as well).
+Thirteen columns of data, noise and division into six clients with 20 trusted rows each, five seeds. Ours is federated,
+with and without the trusted rows, thorough and by default. The references see the rows of all clients pooled: cleanlab
+with logistic regression, the same with the trusted rows added, and logistic regression on the trusted rows alone. Their
+weight decay is chosen by cross-validated loss.
 
-Nothing is chosen by the truth. Every (column, seed) is one row of ``--out``, written when it is done, so a run that is
-stopped continues where it was. Adult and MNIST are left out where the data sets are not at hand.
+Nothing is chosen by the truth. What was measured of a column and a seed is written to --out at once, so a run that is
+stopped continues where it was, and a later one adds columns and seeds. Columns whose data set is not at hand are left
+out. With both efforts, a seed takes about an hour on two cores, two thirds of it for MNIST.
 """
 
 import argparse
@@ -20,14 +21,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import fedbilevel as fb
+from benchmarks.cleaning_tables import BINS, Results, pages
 from fedbilevel.cleaning import Findings, clean_arrays
 from fedbilevel.cleaning.scaling import Scale, Sums
+from fedbilevel.storage.compiled import enable
 from fedbilevel.tasks.scores import auc
 
 Array = np.ndarray
 CLIENTS, TRUSTED, FOLDS = 6, 20, 5
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
 """Inverse weight decay of scikit-learn's logistic regression, of which the best by cross-validated loss is taken."""
+KEYS = ("column", "seed", "way")
 DOCS = Path(__file__).parents[1] / "docs" / "cleaning.md"
 
 
@@ -58,15 +62,6 @@ COLUMNS = {
 }
 SIZES = {"digits": (1397, 400), "breast-cancer": (419, 150), "adult": (6000, 2000), "mnist": (6000, 2000)}
 """Rows of all clients together, and test rows."""
-
-WAYS = {
-    "ours": "fedbilevel",
-    "cleanlab": "cleanlab, pooled",
-    "cleanlab+": "cleanlab, pooled, with trusted rows",
-    "trusted": "trusted rows alone, pooled",
-    "alone": "fedbilevel, no trusted rows",
-    "loss": "out-of-fold loss, federated, no trusted rows",
-}
 
 
 class Rows(NamedTuple):
@@ -177,15 +172,18 @@ def retrained(rows: Rows, scale: Scale, kept: Array) -> float:
     return float(np.mean(regression(inputs, labels, strength).predict(scale(rows.test)) == rows.test_labels))
 
 
-def reliability(wrong: Array, truth: Array, bins: int = 10) -> tuple[float, list[tuple[float, float, int]]]:
-    """The expected calibration error of P(wrong), and its curve: in every bin the mean, what is true, and how many."""
-    number = np.minimum((wrong * bins).astype(int), bins - 1)
-    curve = [
-        (float(wrong[here].mean()), float(truth[here].mean()), int(here.sum()))
-        for here in (number == n for n in range(bins))
-        if here.any()
-    ]
-    return float(sum(abs(said - true) * count for said, true, count in curve) / len(wrong)), curve
+def reliability(wrong: Array, truth: Array) -> dict[str, float]:
+    """The curve of P(wrong): in every bin the sum of what is said, how many are true, and how many rows there are."""
+    number = np.minimum((wrong * BINS).astype(int), BINS - 1)
+    of = lambda weights: np.bincount(number, weights, minlength=BINS)
+    sums = {"said": of(wrong), "true": of(truth), "rows": of(np.ones(len(wrong)))}
+    return {f"{what} {n}": float(values[n]) for what, values in sums.items() for n in range(BINS)}
+
+
+def calibration(curve: Mapping[str, float]) -> float:
+    """The expected calibration error."""
+    rows = sum(curve[f"rows {n}"] for n in range(BINS))
+    return sum(abs(curve[f"said {n}"] - curve[f"true {n}"]) for n in range(BINS)) / rows
 
 
 def of_references(rows: Rows, scale: Scale) -> dict[str, float]:
@@ -227,136 +225,112 @@ def of_findings(name: str, rows: Rows, scale: Scale, findings: Findings) -> dict
     return {
         f"{name} auc": auc(rows.wrong, -findings.quality[suspicious]),
         f"{name} accuracy": retrained(rows, scale, ~findings.issue[suspicious]),
-        f"{name} calibration": reliability(wrong, rows.wrong)[0],
+        f"{name} calibration": calibration(reliability(wrong, rows.wrong)),
         f"{name} noise": max(errors) if errors else float("nan"),
         f"{name} identified": float(findings.identified),
         f"{name} runs": findings.exchanged.fedavg_runs,
     }
 
 
-def measure(column: Column, seed: int, thorough: bool) -> tuple[dict[str, float], list[tuple[float, float, int]]]:
-    """Everything about one column and one seed, and the reliability curve of P(wrong)."""
+def measure(column: Column, seed: int, way: str) -> dict[str, float]:
+    """Everything about one column, one seed and one way: the references, or ours with an effort."""
     rows = planted(column, seed)
     scale = Scale.fit([Sums.of(rows.inputs)], images=rows.inputs.ndim > 2)
+    if way == "pooled":
+        return of_references(rows, scale)
+    settings = {"thorough": way == "thorough", "seed": seed}
     began = time.perf_counter()
-    ours = clean_arrays(rows.inputs, rows.given, rows.client, rows.trusted, rows.classes, thorough=thorough, seed=seed)
+    ours = clean_arrays(rows.inputs, rows.given, rows.client, rows.trusted, rows.classes, **settings)
     seconds = time.perf_counter() - began
     suspicious = ~rows.trusted
     blind = rows._replace(
         inputs=rows.inputs[suspicious], right=rows.right[suspicious], given=rows.given[suspicious],
         client=rows.client[suspicious], trusted=np.zeros(suspicious.sum(), bool),
     )  # fmt: skip
-    alone = clean_arrays(blind.inputs, blind.given, blind.client, None, rows.classes, thorough=thorough, seed=seed)
-    found = {
+    alone = clean_arrays(blind.inputs, blind.given, blind.client, None, rows.classes, **settings)
+    return {
         **of_findings("ours", rows, scale, ours),
         **of_findings("alone", blind, scale, alone),
-        **of_references(rows, scale),
+        **reliability(ours.wrong[suspicious], rows.wrong),
         "seconds": seconds,
     }
-    return found, reliability(ours.wrong[suspicious], rows.wrong)[1]
 
 
-def done(path: Path) -> dict[tuple[str, int], Mapping[str, float]]:
+def done(path: Path) -> dict[tuple[str, int, str], Mapping[str, float]]:
     """What has been measured so far."""
     if not path.exists():
         return {}
     with path.open(newline="") as file:
         return {
-            (row["column"], int(row["seed"])): {
-                name: float(value) for name, value in row.items() if name not in ("column", "seed") and value
+            (row["column"], int(row["seed"]), row["way"]): {
+                name: float(value) for name, value in row.items() if name not in KEYS and value
             }
             for row in csv.DictReader(file)
         }
 
 
-def keep(path: Path, results: Mapping[tuple[str, int], Mapping[str, float]]) -> None:
+def keep(path: Path, results: Results) -> None:
     """Write all that has been measured."""
     names = list(dict.fromkeys(name for row in results.values() for name in row))
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
         table = csv.writer(file)
-        table.writerow(["column", "seed", *names])
-        for (column, seed), row in results.items():
-            table.writerow([column, seed, *(f"{row[name]:.5g}" if name in row else "" for name in names)])
-
-
-def pages(results: Mapping[tuple[str, int], Mapping[str, float]]) -> str:
-    """The tables of docs/cleaning.md."""
-    names = [name for name in COLUMNS if any(column == name for column, _ in results)]
-    of = lambda column, quantity: np.array([row[quantity] for (c, _), row in results.items() if c == column])
-    ways = ("ours", "cleanlab", "cleanlab+", "trusted")
-    mean = lambda values: float(np.mean(values[np.isfinite(values)])) if np.isfinite(values).any() else float("nan")
-    lines = []
-    for quantity, what, digits, shown in (
-        ("auc", "AUC of detection", 4, (*ways, "alone")),
-        ("accuracy", "Test accuracy after cleaning and retraining", 3, ways),
-    ):
-        lines += [f"**{what}**, mean and deviation over seeds, the best in bold:", ""]
-        lines += ["| | seeds | " + " | ".join(WAYS[way] for way in shown) + " |", "|---" * (len(shown) + 2) + "|"]
-        for name in names:
-            values = [of(name, f"{way} {quantity}") for way in shown]
-            best = max(float(v.mean()) for v in values[:4])
-            cells = [f"{v.mean():.{digits}f} ± {v.std():.{digits}f}".replace("0.", ".") for v in values]
-            cells = [
-                f"**{c}**" if n < 4 and v.mean() >= best else c
-                for n, (c, v) in enumerate(zip(cells, values, strict=True))
-            ]
-            lines.append(f"| {name} | {len(values[0])} | " + " | ".join(cells) + " |")
-        means = [np.mean([of(name, f"{way} {quantity}").mean() for name in names]) for way in shown]
-        lines += ["| mean | | " + " | ".join(f"{m:.{digits}f}".replace("0.", ".") for m in means) + " |", ""]
-    lines += [
-        "**Noise, calibration and cost of fedbilevel**: the largest difference of a client's estimated share of wrong",
-        "labels from the real one, for clients with at least 100 rows (mean over seeds); the expected calibration",
-        "error of P(wrong); and the cost in FedAvg runs. Without trusted rows: in how many seeds the noise was said to",
-        "be identified.",
-        "",
-        "| | noise | calibration error | FedAvg runs | no trusted rows: identified | noise, where identified |",
-        "|---|---|---|---|---|---|",
-    ]
-    for name in names:
-        noise, error, runs, told = (
-            of(name, q) for q in ("ours noise", "ours calibration", "ours runs", "alone identified")
-        )
-        where = of(name, "alone noise")[told > 0]
-        lines.append(
-            f"| {name} | {mean(noise):.3f} | {error.mean():.3f} | {runs.mean():.1f} | {int(told.sum())} of "
-            f"{len(told)} | {f'{mean(where):.3f}' if len(where) else '-'} |"
-        )
-    return "\n".join(lines)
+        table.writerow([*KEYS, *names])
+        for keys, row in results.items():
+            table.writerow([*keys, *(f"{row[name]:.6g}" if name in row else "" for name in names)])
 
 
 def main() -> None:
     """Measure what is missing, and write the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--columns", nargs="+", default=list(COLUMNS), choices=list(COLUMNS))
-    parser.add_argument("--thorough", action="store_true")
-    parser.add_argument("--out", type=Path, default=Path("runs/cleaning.csv"))
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.cleaning", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--seeds", type=int, nargs="*", default=[0, 1, 2, 3, 4], help="default: 0 1 2 3 4; none: only the tables"
+    )
+    parser.add_argument(
+        "--columns",
+        nargs="+",
+        default=list(COLUMNS),
+        choices=list(COLUMNS),
+        metavar="COLUMN",
+        help="one or several of: " + ", ".join(f'"{name}"' for name in COLUMNS),
+    )
+    parser.add_argument(
+        "--efforts", nargs="+", default=["default", "thorough"], choices=["default", "thorough"], help="default: both"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/cleaning.csv"), help="what was measured (default: %(default)s)"
+    )
     parser.add_argument("--write", action="store_true", help="write the tables into docs/cleaning.md")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", module="sklearn")
-    results = dict(done(options.out))
-    for seed in options.seeds:
-        for name in options.columns:
-            if (name, seed) in results:
-                continue
-            try:
-                found, curve = measure(COLUMNS[name], seed, options.thorough)
-            except fb.FedbilevelError as error:
-                print(f"{name}, seed {seed}: left out: {error}", flush=True)
-                continue
-            results[name, seed] = found
-            keep(options.out, results)
-            shown = " ".join(f"{key} {found[f'{key} auc']:.4f}" for key in ("ours", "cleanlab", "cleanlab+", "trusted"))
-            print(f"{name}, seed {seed}: {shown}, {found['seconds']:.0f} s", flush=True)
-            print("  P(wrong) -> true: " + " ".join(f"{a:.2f}:{b:.2f}" for a, b, _ in curve), flush=True)
-    tables = pages(results)
+    enable()
+    for effort in options.efforts:
+        for seed in options.seeds:
+            for name in options.columns:
+                for way in ("pooled", effort):
+                    if (name, seed, way) not in done(options.out):
+                        one(name, seed, way, options.out)
+    tables = pages(done(options.out), list(COLUMNS))
     print(tables)
     if options.write:
         first, last = "<!-- table -->", "<!-- end of table -->"
         text = DOCS.read_text()
         before, after = text.split(first)[0], text.split(last)[1]
-        DOCS.write_text(f"{before}{first}\n{tables}\n{last}{after}")
+        DOCS.write_text(f"{before}{first}\n\n{tables}\n\n{last}{after}")
+
+
+def one(name: str, seed: int, way: str, out: Path) -> None:
+    """Measure one way in one column with one seed, and add it to the file."""
+    try:
+        found = measure(COLUMNS[name], seed, way)
+    except fb.FedbilevelError as error:
+        print(f"{name}, seed {seed}, {way}: left out: {error}", flush=True)
+        return
+    keep(out, {**done(out), (name, seed, way): found})
+    shown = ", ".join(f"{key} {value:.4f}" for key, value in found.items() if key.endswith((" auc", " accuracy")))
+    print(f"{name}, seed {seed}, {way}: {shown}", flush=True)
 
 
 if __name__ == "__main__":

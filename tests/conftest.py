@@ -1,6 +1,7 @@
 """Double precision for the whole suite; the command line and the benchmarks run in single precision, as users do."""
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ QUICKLY = " ".join(
         "--xla_llvm_disable_expensive_passes=true",
         "--xla_cpu_use_fusion_emitters=false",
         "--xla_cpu_parallel_codegen_split_count=1",
+        "--xla_disable_hlo_passes=call-inliner",
     )
 )
 before = os.environ.get("XLA_FLAGS")
@@ -37,20 +39,34 @@ os.environ.setdefault(compiled.SWITCH, str(cache_folder() / "compiled-by-tests")
 compiled.enable()
 
 
+def in_memory(place: Path = Path("/dev/shm"), room: float = 4e9) -> bool:
+    """Whether this is a file system in memory that has room for the folders of all tests."""
+    try:
+        known = os.statvfs(place)
+        return os.access(place, os.W_OK) and not known.f_flag & os.ST_NOEXEC and shutil.disk_usage(place).free > room
+    except (AttributeError, OSError):
+        return False
+
+
+# Run folders, checkpoints and ledgers are synced to the disk at every step, some ten thousand times in all.
+if in_memory():
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
+
+
 def note_who_reads_data_sets(notes: Path) -> None:
-    """List the test files that open a file of a data set: `.ci/run` runs them a second time, without data sets."""
+    """List the tests that open a file of a data set: `.ci/run` runs them a second time, without data sets."""
     places = tuple(f"{folder.resolve()}{os.sep}" for folder in sources.folders())
     others = os.environ[compiled.SWITCH]  # in the same cache
     noted = set()
 
     def look(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open" and isinstance(arguments[0], str | os.PathLike):
-            path = os.fspath(arguments[0])
-            file = os.environ.get("PYTEST_CURRENT_TEST", "").partition("::")[0]
-            if file not in noted and isinstance(path, str) and path.startswith(places) and not path.startswith(others):
-                noted.add(file)
+            path = os.fsdecode(arguments[0])
+            test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0]  # the stage follows
+            if test not in {"", *noted} and path.startswith(places) and not path.startswith(others):
+                noted.add(test)
                 with notes.open("a") as lines:
-                    lines.write(f"{file}\n")
+                    lines.write(f"{test}\n")
 
     sys.addaudithook(look)
 
@@ -70,13 +86,37 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place.get(item.path.name, len(FIRST)))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def nothing_stays_in_memory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The folders of tests are only kept where one failed."""
+    yield
+    if not request.session.testsfailed:
+        shutil.rmtree(tmp_path_factory.getbasetemp(), ignore_errors=True)
+
+
+COMPILED: list[str] = []
+"""Programs since their memory maps were counted."""
+
+
+def note_compiled(event: str, duration: float, **details: Any) -> None:
+    """A listener to JAX."""
+    if event.endswith("backend_compile_duration"):
+        COMPILED.append(str(details.get("fun_name")))
+
+
+jax.monitoring.register_event_duration_secs_listener(note_compiled)
+
+
 @pytest.fixture(autouse=True)
 def forget_compiled_programs() -> Iterator[None]:
-    """Every compiled program takes some hundred memory maps, of which a process has 65530 by default on Linux."""
+    """Every compiled program takes some hundred memory maps, of which a process has 65530 by default on Linux. To count
+    them takes as long as a short test."""
     yield
-    maps = Path("/proc/self/maps")
-    if maps.exists() and maps.read_text().count("\n") > 30_000:
-        jax.clear_caches()
+    if len(COMPILED) > 50:
+        COMPILED.clear()
+        maps = Path("/proc/self/maps")
+        if maps.exists() and maps.read_bytes().count(b"\n") > 30_000:
+            jax.clear_caches()
 
 
 @pytest.fixture

@@ -259,6 +259,25 @@ CONTRACT: dict[str, Entry] = {
         + [Limit("T2, no bias", T2, fb.MeFBO(1.0, **PROX, penalty=10.0), 4000, [4.0])],
         [Cost(fb.MeFBO(local_steps=n), 1, P + 2 * D, P + 2 * D, oracles(n, Gf=1, Gg=2)) for n in (1, 3)],
     ),
+    "soba": Entry(
+        fb.SOBA("power(0.1, -0.5)", 0.2, 0.2),  # pyright: ignore[reportArgumentType]
+        [
+            Limit("T1", T1, fb.SOBA(**STEPS), 3000, solution),
+            Limit("T2", T2, fb.SOBA(0.2, 0.4, 0.4), 3000, [4.0]),
+        ],
+        [
+            Cost(algorithm, 1, P + 2 * D, P + 2 * D, oracles(Gf=1, Gg=1, J=1, H=1))
+            for algorithm in (fb.SOBA(), fb.SOBA(**STEPS))
+        ],
+    ),
+    "saba": Entry(
+        fb.SABA(**STEPS, blocks=2),
+        [
+            Limit("T1", T1, fb.SABA(0.05, 0.1, 0.1, blocks=2), 6000, solution),
+            Limit("T2", T2, fb.SABA(0.1, 0.2, 0.2, blocks=1), 6000, [4.0]),
+        ],
+        [Cost(fb.SABA(blocks=n), 1, P + 2 * D, P + 2 * D, oracles(Gf=1, Gg=1, J=1, H=1)) for n in (1, 3)],
+    ),
     "f2sa": Entry(
         fb.F2SA(lower_steps=2),
         [
@@ -337,6 +356,71 @@ CONTRACT: dict[str, Entry] = {
             )
             for Q, n in ((3, 5), (8, 1))
         ],
+    ),
+    "local-bsgm": Entry(
+        fb.LocalBSGM(0.1, 0.2, 0.2, 3, local_steps=2),
+        [
+            Limit("T2: 2", T2, fb.LocalBSGM(0.2, 0.2, TAU, 60, local_steps=1), 1500, [2.0]),
+            Limit(
+                "T1, the mean of own hypergradients",
+                T1,
+                fb.LocalBSGM(0.2, 0.2, TAU, 8, local_steps=1),
+                1500,
+                derivations.mean_of_own(T1, TAU, 9),
+            ),
+        ],
+        [
+            Cost(
+                fb.LocalBSGM(neumann_steps=Q, local_steps=n),
+                1,
+                2 * (P + D),
+                2 * (P + D),
+                oracles(n, Gf=1, Gg=1, J=1, H=Q),
+            )
+            for Q, n in ((3, 5), (8, 1))
+        ],
+    ),
+    "adafbio": Entry(
+        fb.AdaFBiO(0.1, 0.2, 0.2, 3, local_steps=2),
+        [
+            Limit("T2: 2", T2, fb.AdaFBiO(0.2, 0.2, TAU, 60, 1.0, local_steps=1, epsilon=1.0), 1500, [2.0]),
+            Limit(
+                "T1, the mean of own hypergradients",
+                T1,
+                fb.AdaFBiO(0.2, 0.2, TAU, 8, 1.0, local_steps=3, epsilon=1.0, **NO_FORGETTING),
+                1000,
+                derivations.mean_of_own(T1, TAU, 9),
+            ),
+        ],
+        [
+            Cost(
+                fb.AdaFBiO(neumann_steps=Q, local_steps=n),
+                2,
+                2 * (P + D) + P,
+                2 * (P + D) + P,
+                oracles(n, Gf=2, Gg=2, J=2, H=2 * Q),
+            )
+            for Q, n in ((3, 5), (8, 1))
+        ],
+    ),
+    "meha": Entry(
+        fb.MEHA(),
+        [
+            Limit(f"T1, penalty {c:g}", T1, fb.MEHA(0.1 * c, **PROX, penalty=c), 1500, derivations.mefbo(T1, c, 1.0))
+            for c in (10.0, 1e3)
+        ]
+        + [Limit("T2, no bias", T2, fb.MEHA(1.0, **PROX, penalty=10.0), 4000, [4.0])],
+        [Cost(fb.MEHA(lr_upper=step), 3, P + 2 * D, P + 2 * D, oracles(Gf=2, Gg=4)) for step in (0.1, 0.2)],
+    ),
+    "mefbo-storm": Entry(
+        fb.MeFBOStorm(local_steps=2),
+        [
+            Limit(
+                f"T1, penalty {c:g}", T1, fb.MeFBOStorm(0.1 * c, **PROX, penalty=c), 1000, derivations.mefbo(T1, c, 1.0)
+            )
+            for c in (10.0, 1e3)
+        ],
+        [Cost(fb.MeFBOStorm(local_steps=n), 1, P + 2 * D, P + 2 * D, oracles(2 * n, Gf=1, Gg=2)) for n in (1, 3)],
     ),
     "fedbio-local": Entry(
         fb.FedBiOLocal(0.1, 0.2, 0.2, 3, local_steps=2),
@@ -638,7 +722,8 @@ MISSED = {
     "f2sa": 2 * D,
     "fedavg": P,  # x stays, so that it is sent only once if the same clients take part again
     "fedbioacc": P + 2 * D,
-    **dict.fromkeys(("local-bsgvrm", "sustain", "mrbo"), P + D),
+    **dict.fromkeys(("local-bsgvrm", "adafbio", "meha", "sustain", "mrbo"), P + D),
+    "mefbo-storm": P + 2 * D,
     **dict.fromkeys(("fedbioacc-local", "distbioacc"), P),
 }
 CONTRACT = {name: replace(entry, missed=MISSED.get(name, 0)) for name, entry in CONTRACT.items()}

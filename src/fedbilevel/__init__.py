@@ -1,5 +1,6 @@
 """Federated bilevel optimization."""
 
+from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -9,9 +10,13 @@ from fedbilevel.algorithms import (
     ALGORITHMS,
     F2SA,
     GD,
+    MEHA,
     MRBO,
     RFHO,
+    SABA,
+    SOBA,
     SUSTAIN,
+    AdaFBiO,
     AggITD,
     Alternating,
     CommFedBiO,
@@ -27,8 +32,10 @@ from fedbilevel.algorithms import (
     FedMSA,
     FedNest,
     LFedNest,
+    LocalBSGM,
     LocalBSGVRM,
     MeFBO,
+    MeFBOStorm,
     PrimalDual,
     ShroFBO,
     SimFBO,
@@ -51,9 +58,10 @@ from fedbilevel.core import (
 from fedbilevel.core.presentation import Details, Presentation, Reference, Sequel, Suggestion
 from fedbilevel.core.task import Task
 from fedbilevel.core.vectors import Vector
+from fedbilevel.diagnostics.constants import measure_constants
 from fedbilevel.engines.participation import Independent, Uniform
 from fedbilevel.engines.plan import plan
-from fedbilevel.errors import Diverged, FedbilevelError, Interrupted, Stopped
+from fedbilevel.errors import Diverged, FedbilevelError, Interrupted, Stopped, needs
 from fedbilevel.runs.callbacks import Callback, MLflow, TensorBoard
 from fedbilevel.runs.execute import resume
 from fedbilevel.runs.experiment import Experiment
@@ -67,6 +75,7 @@ from fedbilevel.tasks import TASKS
 
 if TYPE_CHECKING:
     from fedbilevel.cleaning.estimator import CleanClassifier
+    from fedbilevel.pytorch import interface as torch  # noqa: F401
 
 __version__ = version("fedbilevel")
 
@@ -75,10 +84,14 @@ __all__ = [
     "ALGORITHMS",
     "F2SA",
     "GD",
+    "MEHA",
     "MRBO",
     "RFHO",
+    "SABA",
+    "SOBA",
     "SUSTAIN",
     "TASKS",
+    "AdaFBiO",
     "AggITD",
     "Algorithm",
     "Alternating",
@@ -107,10 +120,12 @@ __all__ = [
     "Independent",
     "Interrupted",
     "LFedNest",
+    "LocalBSGM",
     "LocalBSGVRM",
     "Lookup",
     "MLflow",
     "MeFBO",
+    "MeFBOStorm",
     "Objective",
     "Presentation",
     "PrimalDual",
@@ -134,6 +149,7 @@ __all__ = [
     "data",
     "diagnostics",
     "load",
+    "measure_constants",
     "parameter",
     "plan",
     "predict",
@@ -149,9 +165,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """``CleanClassifier``, whose base classes take longer to import than all of this library."""
+    """``CleanClassifier``, whose base classes take longer to import than all of this library, and ``torch``."""
     if name == "CleanClassifier":
         from fedbilevel.cleaning.estimator import CleanClassifier
 
         return CleanClassifier
+    if name == "torch":
+        needs("torch", "torch", "PyTorch models need PyTorch")
+        return import_module("fedbilevel.pytorch.interface")
     raise AttributeError(f"module 'fedbilevel' has no attribute {name!r}")

@@ -1,6 +1,6 @@
 """What every algorithm must keep, driven by the list in tests/contract.py."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import jax
@@ -71,6 +71,25 @@ def test_engines_seeds_and_traces(entry: Entry) -> None:
 def test_the_whole_contract(entry: Entry) -> None:
     """As somebody else would check an algorithm."""
     fb.testing.check_algorithm(entry.small)
+
+
+@pytest.mark.parametrize("entry", [entry_of(name, MORE) for name in CONTRACT])
+def test_every_step_may_be_a_schedule(entry: Entry) -> None:
+    """With power(v, -0.5) for every number v, rounds are those with v, then with v / sqrt(2), in both engines."""
+    algorithm, cohort = entry.small, Uniform(3)
+    steps = {f.name: getattr(algorithm, f.name) for f in fields(algorithm) if f.name.startswith(("lr_", "local_lr_"))}
+    steps = {name: value for name, value in steps.items() if isinstance(value, float) and value > 0}
+    falling = replace(algorithm, **{name: f"power({value}, -0.5)" for name, value in steps.items()})
+    later = replace(algorithm, **{name: value / 2**0.5 for name, value in steps.items()})
+    task = noisy_task(algorithm)
+    one, two, both = (Simulation(task, a, cohort) for a in (algorithm, later, falling))
+    expected = two.solution(two.advance(one.advance(one.start(3), 1), 1))
+    found = both.solution(both.advance(both.start(3), 2))
+    assert largest_difference(found, expected) < 1e-12
+    assert largest_difference(found, one.solution(one.advance(one.start(3), 2))) > 1e-6 or not steps
+    local = Local(task, falling, cohort)
+    assert largest_difference(found, local.solution(local.advance(local.start(3), 2))) < 1e-10
+    assert not local.failures
 
 
 @pytest.mark.parametrize("entry", [entry_of(n) for n in CONTRACT])

@@ -117,6 +117,25 @@ def test_one_client_along_a_chain_gives_local_hypergradients(kind: Any, cohort: 
     assert deviation(each, expected_step(q, algorithm, X, Y)) > 2 * 4  # twice what passes for unbiased
 
 
+def test_the_noise_of_the_chains_falls_with_the_number_of_clients() -> None:
+    """Copies of clients change no mean, so what falls is the noise of chains alone: oracles are exact. One N' for all
+    chains leaves the variance that N' itself makes, with v = N / l (I - H / l)^N' grad_y f for the mean H."""
+    q, algorithm = Quadratic.random(clients=4, p=3, d=4), FedMBO(1.0, 0.2, 0.2, inner_rounds=1, terms=4)
+    variance = {}
+    for common in (False, True):
+        for copies in (4, 32):
+            task = q.task(copies=copies)
+            each = steps(task, replace(algorithm, common_length=common), Everyone(), 2_000)
+            assert deviation(each, expected_step(q, algorithm, X, Y)) < 4
+            variance[common, copies] = each.var(axis=0, ddof=1).sum()
+    assert variance[False, 4] / variance[False, 32] == pytest.approx(8, rel=0.25)
+    pull = q.mean(np.einsum("mij,mj->mi", q.P, lower_steps(q, algorithm, X, Y) - q.s))
+    step = np.eye(4) - 0.2 * q.mean(q.A)
+    ends = [q.mean(q.B).T @ (4 * 0.2 * np.linalg.matrix_power(step, n) @ pull) for n in range(4)]
+    assert variance[True, 32] == pytest.approx(np.var(ends, axis=0).sum(), rel=0.2)
+    assert variance[True, 32] > 10 * variance[False, 32]
+
+
 @pytest.mark.slow
 def test_the_scalar_example_goes_to_4_in_the_mean() -> None:
     """A round is affine in (x, y) with random coefficients that do not depend on (x, y), so that the means follow the

@@ -230,18 +230,18 @@ def test_distributed_variants_average_after_every_step(dist: Any, fed: Any) -> N
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        (FedBiOLocal, {"lr_upper": 0.0}, "FedBiOLocal: lr_upper must be greater than 0, but is 0.0."),
-        (FedBiOLocal, {"neumann_steps": -1}, "FedBiOLocal: neumann_steps must be at least 0, but is -1."),
-        (FedBiOAccLocal, {"c_upper": 2.0}, "FedBiOAccLocal: c_upper * rate^2 must be at most 1, but is 2"),
-        (DistBiOAcc, {"rate": 3.0}, "DistBiOAcc: c_upper * rate^2 must be at most 1, but is 1.8"),
+        (FedBiOLocal, {"lr_upper": 0.0}, "FedBiOLocal: lr_upper must be greater than 0, not 0.0."),
+        (FedBiOLocal, {"neumann_steps": -1}, "FedBiOLocal: neumann_steps must be at least 0, not -1."),
+        (FedBiOAccLocal, {"c_upper": 2.0}, "FedBiOAccLocal: c_upper * rate^2 must be at most 1, not 2"),
+        (DistBiOAcc, {"rate": 3.0}, "DistBiOAcc: c_upper * rate^2 must be at most 1, not 1.8"),
         (FedBiOLocal, {"restart": True}, "FedBiOLocal: restart trains y for one batch, so it needs shared_batch"),
         (DistBiOAcc, {"restart": True}, "DistBiOAcc: restart trains y for one batch, so it needs shared_batch"),
-        (FedBiOLocal, {"lower_steps": 0}, "FedBiOLocal: lower_steps must be at least 1, but is 0."),
-        (FedBiOAccLocal, {"local_steps": 0}, "FedBiOAccLocal: local_steps must be at least 1, but is 0."),
-        (LocalBSGVRM, {"c_lower": 1.5}, "LocalBSGVRM: c_lower * rate^2 must be at most 1, but is 1.5"),
-        (LocalBSGVRM, {"lr_adjoint": -1.0}, "LocalBSGVRM: lr_adjoint must be greater than 0, but is -1.0."),
-        (CommFedBiO, {"entries": 0}, "CommFedBiO: entries must be at least 1, but is 0."),
-        (CommFedBiO, {"adjoint_steps": 0}, "CommFedBiO: adjoint_steps must be at least 1, but is 0."),
+        (FedBiOLocal, {"lower_steps": 0}, "FedBiOLocal: lower_steps must be at least 1, not 0."),
+        (FedBiOAccLocal, {"local_steps": 0}, "FedBiOAccLocal: local_steps must be at least 1, not 0."),
+        (LocalBSGVRM, {"c_lower": 1.5}, "LocalBSGVRM: c_lower * rate^2 must be at most 1, not 1.5"),
+        (LocalBSGVRM, {"lr_adjoint": -1.0}, "LocalBSGVRM: lr_adjoint must be greater than 0, not -1.0."),
+        (CommFedBiO, {"entries": 0}, "CommFedBiO: entries must be at least 1, not 0."),
+        (CommFedBiO, {"adjoint_steps": 0}, "CommFedBiO: adjoint_steps must be at least 1, not 0."),
     ],
 )
 def test_bad_hyper_parameters_are_refused(kind: Any, options: dict[str, Any], message: str) -> None:

@@ -190,9 +190,9 @@ def test_numbers_of_steps_are_checked() -> None:
     with pytest.raises(fb.FedbilevelError) as caught:
         fb.plan(T2.task(), ShroFBO(local_steps_of=(1, 2, 3)))
     assert str(caught.value) == "ShroFBO: local_steps_of has 3 numbers for 2 clients."
-    with pytest.raises(fb.FedbilevelError, match=r"^SimFBO: local_steps_of must be at least 1, but is 0\.$"):
+    with pytest.raises(fb.FedbilevelError, match=r"^SimFBO: local_steps_of must be at least 1, not 0\.$"):
         SimFBO(local_steps_of=(1, 0))
-    with pytest.raises(fb.FedbilevelError, match=r"^SimFBO: local_steps_of must be a whole number, but is 1\.5\.$"):
+    with pytest.raises(fb.FedbilevelError, match=r"^SimFBO: local_steps_of must be a whole number, not 1\.5\.$"):
         SimFBO(local_steps_of=(1, 1.5))  # pyright: ignore[reportArgumentType]
 
 
@@ -325,14 +325,14 @@ def test_one_corrected_step_of_aggitd_is_a_step() -> None:
             {"full_series": True, "released_code": True},
             "full_series and released_code are two ways to compute",
         ),
-        (FedNest, {"correction": 1}, "correction must be true or false, but is 1."),
+        (FedNest, {"correction": 1}, "correction must be true or false, not 1."),
         (AggITD, {"local_steps": 2}, "local_steps greater than 1 need lower = svrg."),
-        (AggITD, {"lower": "adam"}, "lower must be sgd or svrg, but is 'adam'."),
-        (AggITD, {"lower": "svrg", "local_steps": 0}, "local_steps must be at least 1, but is 0."),
-        (CommFedBiOSketch, {"columns": 0}, "columns must be at least 1, but is 0."),
-        (CommFedBiOSketch, {"rows": -1}, "rows must be at least 1, but is -1."),
-        (CommFedBiOSketch, {"lr_lower": 0.0}, "lr_lower must be greater than 0, but is 0.0."),
-        (MeFBO, {"local_lr_upper": "power(-1, 0.1)"}, "local_lr_upper must be at least 0, but is -1.0."),
+        (AggITD, {"lower": "adam"}, "lower must be sgd or svrg, not 'adam'."),
+        (AggITD, {"lower": "svrg", "local_steps": 0}, "local_steps must be at least 1, not 0."),
+        (CommFedBiOSketch, {"columns": 0}, "columns must be at least 1, not 0."),
+        (CommFedBiOSketch, {"rows": -1}, "rows must be at least 1, not -1."),
+        (CommFedBiOSketch, {"lr_lower": 0.0}, "lr_lower must be greater than 0, not 0.0."),
+        (MeFBO, {"local_lr_upper": "power(-1, 0.1)"}, "local_lr_upper must be at least 0, not -1.0."),
     ],
     ids=str,
 )

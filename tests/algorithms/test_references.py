@@ -274,11 +274,11 @@ def test_the_cost_of_rfho(T: int) -> None:
 @pytest.mark.parametrize(
     ("kind", "bad", "reason"),
     [
-        (GD, {"solver": "lu"}, "solver must be cg or dense, but is 'lu'."),
-        (RFHO, {"mode": "both"}, "mode must be reverse or forward, but is 'both'."),
-        (SUSTAIN, {"forget_upper": 1.5}, "forget_upper must be at most 1, but is 1.5."),
-        (MRBO, {"forget_lower": "power(0.1, 0.5)"}, "forget_lower must be at most 1, but is inf."),
-        (MRBO, {"lr_lower": float("nan")}, "lr_lower must be greater than 0, but is nan."),
+        (GD, {"solver": "lu"}, "solver must be cg or dense, not 'lu'."),
+        (RFHO, {"mode": "both"}, "mode must be reverse or forward, not 'both'."),
+        (SUSTAIN, {"forget_upper": 1.5}, "forget_upper must be at most 1, not 1.5."),
+        (MRBO, {"forget_lower": "power(0.1, 0.5)"}, "forget_lower must be at most 1, not inf."),
+        (MRBO, {"lr_lower": float("nan")}, "lr_lower must be greater than 0, not nan."),
     ],
     ids=str,
 )

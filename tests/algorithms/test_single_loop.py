@@ -142,14 +142,14 @@ def test_cohorts_are_weighted_without_bias(kind: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "wrong", "sentence"),
     [
-        (SimFBO, {"lr_upper": 0.0}, "SimFBO: lr_upper must be greater than 0, but is 0.0."),
-        (ShroFBO, {"local_lr_lower": -0.1}, "ShroFBO: local_lr_lower must be at least 0, but is -0.1."),
-        (MeFBO, {"penalty": "power(-1, 0.1)"}, "MeFBO: penalty must be greater than 0, but is -1.0."),
-        (MeFBO, {"prox": 0.0}, "MeFBO: prox must be greater than 0, but is 0.0."),
-        (F2SA, {"lower_steps": 0}, "F2SA: lower_steps must be at least 1, but is 0."),
-        (F2SA, {"penalty": 0.0}, "F2SA: penalty must be greater than 0, but is 0.0."),
-        (FedMSA, {"forgetting": 1.5}, "FedMSA: forgetting must be at most 1, but is 1.5."),
-        (FedMSA, {"local_steps": 0}, "FedMSA: local_steps must be at least 1, but is 0."),
+        (SimFBO, {"lr_upper": 0.0}, "SimFBO: lr_upper must be greater than 0, not 0.0."),
+        (ShroFBO, {"local_lr_lower": -0.1}, "ShroFBO: local_lr_lower must be at least 0, not -0.1."),
+        (MeFBO, {"penalty": "power(-1, 0.1)"}, "MeFBO: penalty must be greater than 0, not -1.0."),
+        (MeFBO, {"prox": 0.0}, "MeFBO: prox must be greater than 0, not 0.0."),
+        (F2SA, {"lower_steps": 0}, "F2SA: lower_steps must be at least 1, not 0."),
+        (F2SA, {"penalty": 0.0}, "F2SA: penalty must be greater than 0, not 0.0."),
+        (FedMSA, {"forgetting": 1.5}, "FedMSA: forgetting must be at most 1, not 1.5."),
+        (FedMSA, {"local_steps": 0}, "FedMSA: local_steps must be at least 1, not 0."),
     ],
 )
 def test_bad_parameters_are_refused(kind: Any, wrong: dict[str, Any], sentence: str) -> None:

@@ -293,7 +293,7 @@ def test_fedavg_on_the_validation_rows_of_the_clients() -> None:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: FedAvg(client_weights=(0.5, -0.5)), "client_weights must be at least 0, but is -0.5."),
+        (lambda: FedAvg(client_weights=(0.5, -0.5)), "client_weights must be at least 0, not -0.5."),
         (lambda: FedAvg(client_weights=(0.0, 0.0)), "client_weights must be finite and not all zero."),
         (lambda: FedAvg(client_weights=(float("inf"), 1.0)), "client_weights must be finite and not all zero."),
         (

@@ -8,9 +8,9 @@ import pytest
 import fedbilevel as fb
 from fedbilevel.cleaning import Findings, clean_arrays
 from fedbilevel.cleaning.effort import DEFAULT, FEDAVG_ROUNDS, THOROUGH, design_of, folds_of
-from fedbilevel.cleaning.judgement import halfway, interval, noise_of
+from fedbilevel.cleaning.judgement import Interval, halfway, interval, noise_of
 from fedbilevel.cleaning.scaling import Scale, Sums
-from fedbilevel.tasks.label_errors import SHARPER, SHIFTS, Said
+from fedbilevel.tasks.label_errors import SHARPER, SHIFTS, Said, in_chunks, summed
 from fedbilevel.tasks.scores import auc
 
 
@@ -120,6 +120,13 @@ def test_folds_have_equally_many_rows_of_every_label() -> None:
             assert np.ptp(counts) <= 1
 
 
+@pytest.mark.parametrize("rows", [1, 63, 100, 2048, 5000])
+def test_chunks_are_filled_up_and_nothing_counts_twice(rows: int) -> None:
+    values = np.arange(rows, dtype=np.float32)
+    assert summed(lambda counts, some: counts @ some, values) == values.sum(dtype=float)
+    np.testing.assert_array_equal(in_chunks(lambda some: (2 * some,), values)[0], 2 * values)
+
+
 def test_scaling_by_sums_is_scaling_by_all_rows() -> None:
     rng = np.random.default_rng(0)
     table = np.column_stack([rng.normal(3, 2, 90), rng.normal(-1, 0.1, 90), np.full(90, 7.0)])
@@ -141,6 +148,20 @@ def test_the_interval_of_a_known_likelihood() -> None:
     low, high = interval(unsure, level)
     assert low < 0.05
     assert high > 0.8
+
+
+def test_without_trusted_rows_mistakes_for_a_certain_class_are_not_called_identified() -> None:
+    """Two in five labels are the next class: models that predict both classes explain them without any noise."""
+    rng = np.random.default_rng(0)
+    right = rng.integers(0, 3, 600)
+    inputs = 4 * np.eye(3)[right] + rng.normal(size=(600, 3))
+    labels = (right + (rng.random(600) < 0.4)) % 3
+    findings = clean_arrays(inputs, labels, np.arange(600) % 3)
+    assert not findings.identified
+    assert not findings.issue.any()
+    assert "cannot be told" in findings.warning
+    assert findings.noise[0].high > 0.3
+    assert Interval(0.1, 0.2).or_hard(0.4) == (0.1, 0.2)
 
 
 def test_the_noise_of_a_client_by_hand() -> None:

@@ -71,7 +71,7 @@ def test_settings_reach_algorithm_and_task(tmp_path: Path) -> None:
         (["run", "quadratic", "--set", "lr_upper"], "--set needs KEY=VALUE"),
         (["run", "quadratic", "--sample", "9"], "cannot draw 9 of 5 clients"),
         (["run", "quadratic", "--sample", "some"], "neither a number of clients"),
-        (["run", "quadratic", "--sample", "1.5"], "a probability must be above 0 and at most 1, but is 1.5"),
+        (["run", "quadratic", "--sample", "1.5"], "a probability must be above 0 and at most 1, not 1.5"),
         (["run", "quadratic", "--rounds", "0"], "rounds must be at least 1"),
         (["run", "quadratic", "--set", "variant=T9"], "variant is T1, T2, T3, T4 or T5"),
         (["run", "quadratic", "--set", "variant=T4"], "is for problems with a global lower level"),
@@ -148,6 +148,7 @@ def test_plan_shows_the_costs(tmp_path: Path) -> None:
         "Gg": 3,
         "J": 3,
         "H": 3,
+        "samples": 15,
     }
 
 

@@ -93,6 +93,18 @@ def test_bad_rows_are_named(bad: dict[str, Any], sentence: str) -> None:
         task(LOSSES["indexing"], bad)
 
 
+def test_numbers_that_are_infinite_on_the_device_are_named() -> None:
+    large = {"a": np.where(np.arange(24).reshape(8, 3) == 16, 1e300, 1.0)}
+    task(LOSSES["indexing"], large)  # in double precision
+    with (
+        jax.enable_x64(False),
+        pytest.raises(fb.FedbilevelError, match=r"1e\+300 in row 5, which is infinite in single"),
+    ):
+        task(LOSSES["indexing"], large)
+    with pytest.raises(fb.FedbilevelError, match=r"'a' contains .*nan.* in row 0"):
+        task(LOSSES["indexing"], {"a": np.full((8, FEATURES), complex(0, np.nan))})
+
+
 ACCURACY: Loss = lambda x, y, b: (logits(x, y, b).argmax(1) == b["label"]).mean()
 ROUNDED: Loss = lambda x, y, b: (jnp.round(logits(x, y, b)) ** 2).mean()
 FIXED: Loss = lambda x, y, b: (jax.lax.stop_gradient(logits(x, y, b)) ** 2).mean()

@@ -1,5 +1,7 @@
 """People's own tables: read the same from every kind of source; what is wrong with them is a sentence."""
 
+import io
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -236,7 +238,7 @@ def test_rows_without_a_label_are_left_out_and_keep_their_place(tmp_path: Path) 
     assert table.ids[3:5] == ["5", "7"]
     frame = people()
     frame.loc[ROWS - 1, "outcome"] = None  # the last one
-    with pytest.warns(FedbilevelWarning, match="1 rows have no label"):
+    with pytest.warns(FedbilevelWarning, match="1 row has no label"):
         table = fb.data.table(frame, **ROLES)
     assert len(table) == len(table.inputs) == ROWS - 1
 
@@ -307,7 +309,7 @@ BAD: dict[str, tuple[Callable[[str], Any], dict[str, Any], str]] = {
     "no such drop": (str, {"drop": ["agee"]}, r"no column 'agee' \(--drop\): did you mean 'age'"),
     "no label given": (str, {"label": None}, r"which column of .*a\.csv is the label\? It has age"),
     "two roles": (str, {"client": "label"}, "the column 'label' is both the label and the client"),
-    "dropped label": (str, {"drop": ["label"]}, "the column 'label' is the label, so it cannot be dropped"),
+    "dropped label": (str, {"drop": ["label"]}, "'label' is the label, not an input: leave it out of --drop"),
     "constant label": (column("label", lambda n: "a"), {}, r"a\.csv, column 'label': all rows have the label 'a'"),
     "too many labels": (
         lambda text: "age,label\n" + "".join(f"{n},c{n // 2}\n" for n in range(2010)),
@@ -358,6 +360,11 @@ BAD: dict[str, tuple[Callable[[str], Any], dict[str, Any], str]] = {
     "features of text": (str, {"features": np.full((40, 2), "a")}, "must be an array of numbers"),
     "no features": (str, {"features": "none.npy"}, r"there is no file none\.npy"),
     "folders of a table": (str, {"client_from": "folder"}, "clients can come from folders for pictures only"),
+    "constant features": (str, {"features": np.ones((40, 2))}, "features has no column to learn from"),
+    "features without a value": (str, {"features": np.full((40, 2), np.nan)}, "learn from .'0': it is empty"),
+    "features that are a table": (str, {"features": "a.csv"}, r"a\.csv is not an \.npy file: save an array"),
+    "a blank first line": (lambda text: "\n" + text, {}, r"a\.csv, line 1 is blank: it must have the names"),
+    "UTF-32": (lambda text: text.encode("utf-32"), {}, r"a\.csv is UTF-32 text, not UTF-8"),
     "nothing to learn from": (str, {"drop": ["age", "checked"]}, "has no column besides the label to learn from"),
 }  # fmt: skip
 
@@ -393,6 +400,82 @@ def test_files_that_do_not_fit_together(tmp_path: Path) -> None:
         fb.data.table(both, label="outcome")
     with pytest.raises(fb.FedbilevelError, match=r"there is no file .*west\.csv"):
         fb.data.table([*both, tmp_path / "west.csv"], label="outcome")
+
+
+def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of the second reading would judge those of the first."""
+    (tmp_path / "a.csv").write_text(GOOD)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(fb.FedbilevelError, match=r"\./a\.csv is given twice"):
+        fb.data.table(["a.csv", "./a.csv"], label="label")
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ([], "there is nothing to read"),
+        ("", "there is nothing to read"),
+        (None, "not from a NoneType"),
+        ({"label": [0, 1]}, "not from a dict"),
+        ("https://example.com/a.csv", r"a\.csv is an address: download the file first"),
+    ],
+)
+def test_what_rows_do_not_come_from(source: Any, sentence: str) -> None:
+    with pytest.raises(fb.FedbilevelError, match=sentence):
+        fb.data.table(source, label="label")
+
+
+def test_columns_that_are_called_by_numbers() -> None:
+    frame = people()
+    numbered = frame.rename(columns={name: n for n, name in enumerate(frame.columns)})
+    place = list(frame.columns).index
+    table = fb.data.table(numbered, label=place("outcome"), client=place("hospital"), drop=[place("age")])
+    assert table.labels.tolist() == fb.data.table(frame, label="outcome", client="hospital").labels.tolist()
+    assert str(place("age")) not in [column.name for column in table.encoding.columns]
+
+
+def test_what_looks_like_a_mistake_is_said(tmp_path: Path) -> None:
+    """It is neither refused nor corrected."""
+    frame = pd.read_csv(io.StringIO(GOOD))
+    frame["day"] = ["2024-02-30"] + ["2024-02-28", "2024-02-29", "2024-03-01"] * 13  # there is no such day
+    frame.loc[frame.index % 4 == 2, "label"] = "B"
+    frame.loc[6:7, "label"] = "none"
+    frame["number"] = [7, *range(39)]
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FedbilevelWarning)
+        table = fb.data.table(tmp_path / "a.csv", label="label", client="site", id="number")
+    assert table.classes == ("B", "a", "b")
+    notes = " ".join(table.notes)
+    assert re.search(r"2 rows have no label.*a\.csv, row 8, where 'none' counts as missing: if it is a label", notes)
+    assert "column 'label': 'B' and 'b' look alike, but are two classes" in notes
+    assert "ids are not unique: 2 rows of a client have '7' in column 'number'" in notes
+    assert re.search(
+        r"row 2, column 'day': '2024-02-30' is not a date such as .* counts as missing \(1 in all\)", notes
+    )
+    assert ("day", "date") in [(name, kind) for name, kind, _ in table.understood]
+
+
+def test_own_features_need_no_pictures(tmp_path: Path) -> None:
+    """They are looked at in place of pictures, which are shown if they are there."""
+    features = np.random.default_rng(0).normal(size=(8, 3))
+    names = [f"{n}.png" for n in range(8)]
+    pd.DataFrame({"file": names, "label": ["a", "b"] * 4}).to_csv(tmp_path / "labels.csv", index=False)
+    source = tmp_path / "labels.csv"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FedbilevelWarning)
+        table = fb.data.table(source, label="label", features=features)
+        assert (table.pictures, table.inputs.shape, table.ids[0]) == ([], (8, 3), "2")
+        for name in names:
+            Image.new("L", (4, 4)).save(tmp_path / name)
+        table = fb.data.table(source, label="label", features=features)
+    assert (table.pictures[0], table.inputs.shape, table.ids[0]) == (tmp_path / "0.png", (8, 3), "0.png")
+
+
+def test_what_a_table_says_obeys_no_terminal() -> None:
+    frame = people().rename(columns={"age": "\x1b[31mage\nof"})
+    assert "\x1b" not in str(table := fb.data.table(frame, **ROLES))
+    assert len(str(table).splitlines()) == 1 + len(table.understood)
 
 
 def test_new_rows_must_fit(tmp_path: Path) -> None:

@@ -74,6 +74,7 @@ def test_a_federation_needs_an_empty_folder_and_a_long_passphrase(tmp_path: Path
     wanted = described(tmp_path, a="site")
     with pytest.raises(fb.FedbilevelError, match="needs at least 12 characters"):
         setup.create(wanted, tmp_path / "hospitals", "short")
+    assert not (tmp_path / "hospitals").exists()  # the next try finds nothing in its way
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("mine")
     with pytest.raises(fb.FedbilevelError, match="not empty: choose another one with --out"):

@@ -27,7 +27,9 @@ import json, os, sys, threading, time
 
 def attack(site, cell, server, session):
     from nvflare.collab.runtime.defs import CALL_PROTOCOL_VERSION, MSG_CHANNEL, MSG_TOPIC, CallHeaderKey, ObjectCallKey
+    from nvflare.fuel.f3.cellnet.defs import CellChannel
     from nvflare.fuel.f3.cellnet.utils import new_cell_message
+    from nvflare.private.admin_defs import Message as Command
     from nvflare.fuel.f3.message import Message
 
     job, number = cell.get_fqcn().split(".")[1], 0
@@ -57,6 +59,10 @@ def attack(site, cell, server, session):
         request = new_cell_message(headers, payload)
         where = {"channel": MSG_CHANNEL, "target": victim, "topic": MSG_TOPIC}
         note("collab", whole.send_request(**where, request=request, timeout=3.0))
+        for command in ("sys.info", "train.abort", "train.shutdown"):  # of an administrator, to FLARE's client there
+            where = {"channel": CellChannel.CLIENT_MAIN, "target": "north", "topic": command}
+            request = new_cell_message({}, Command(command, ""))
+            note("command", whole.send_request(**where, request=request, timeout=3.0))
         number += 1
         time.sleep(0.2)
 
@@ -118,11 +124,14 @@ def test_a_site_that_calls_another_gets_a_refusal(running: Running) -> None:
     same(run)
     assert not any(each["failed"] for each in exchanges(run))
     tried = [json.loads(line) for line in (running.folder / "notes.jsonl").read_text().splitlines()]
-    assert {how for how, _, _ in tried} == {"cell greet", "cell session", "cell message", "cell answer", "collab"}
+    kinds = {"cell greet", "cell session", "cell message", "cell answer", "collab", "command"}
+    assert {how for how, _, _ in tried} == kinds
     assert len(tried) > 20
     assert {payload for _, _, payload in tried} == {"None"}
     codes = {how: {code for each, code, _ in tried if each == how} for how, _, _ in tried}
-    assert codes.pop("collab") == {"timeout"}  # FLARE's streams are not answered at all
+    for how in ("collab", "command"):
+        assert codes.pop(how) == {"timeout"}  # FLARE's streams are not answered at all
+    assert "restarting it" not in (running.folder / "north.log").read_text()
     for found in codes.values():  # before the other one is there, and when its job has ended, there is nobody to ask
         assert "unauthenticated" in found
         assert found <= {"unauthenticated", "process_exception", "comm_error", "target_unreachable"}

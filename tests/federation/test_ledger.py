@@ -1,15 +1,22 @@
 """Ledgers: whatever is done to one afterwards shows, and whatever a crash does is repaired and said."""
 
+import io
 import json
+import math
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
+from rich.console import Console
 
 import fedbilevel as fb
 from fedbilevel.federation import ledger, project, setup
 from fedbilevel.federation.ledger import DONE, EXCHANGES, LEDGER, Ledger, verify
+from fedbilevel.federation.ledgers import ledger as show
 from helpers import here
 
 
@@ -18,6 +25,12 @@ def written(folder: Path, count: int = 10) -> Path:
     for number in range(count):
         log.note({"action": "run", "round": number}, caller="server")
     return log.path
+
+
+def shown(console: Console) -> str:
+    """What was printed."""
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
 
 
 def changed(path: Path, number: int, change: Callable[[bytes], bytes]) -> None:
@@ -144,6 +157,18 @@ def test_refusals_do_not_fill_the_disk(tmp_path: Path) -> None:
     assert list(ledger.lines(log.path))[-1]["left_out"] == 5000 - ledger.MOST_REFUSED
 
 
+@pytest.mark.parametrize("kind", ["f4", "f8", "f2", "i4", "u1", "?"])
+@pytest.mark.parametrize("shape", [(), (0,), (7,), (3, 5)])
+def test_what_leaves_is_described_by_shapes_and_norms(kind: str, shape: tuple[int, ...]) -> None:
+    """In double precision, whatever the type: 200 * 200 is too large for u1."""
+    array = np.full(shape, 200).astype(kind)
+    exact = math.sqrt(sum(float(each) ** 2 for each in array.ravel()))
+    (found,) = ledger.described({"x": array}).values()
+    assert found["shape"] == list(shape)
+    assert found["norm"] == pytest.approx(exact, rel=1e-12)
+    assert ("value" in found) == (shape == ())
+
+
 def test_the_command_says_whether_ledgers_are_intact(tmp_path: Path) -> None:
     site = tmp_path / "north"
     site.mkdir()
@@ -172,9 +197,19 @@ def test_the_coordinator_keeps_ledgers_of_the_same_kind(tmp_path: Path) -> None:
     done = list(ledger.lines(home / DONE))
     assert [line["action"] for line in done] == ["revoked", "run requested"]
     assert all(line["caller"] for line in done)
-    Ledger(home / "runs" / "r" / EXCHANGES, ledger.owner(home, "r")).note({"round": 0, "failed": {}})
+    facts = {"method": "descend", "answered": ["a"], "bytes_down": 1234, "bytes_up": 567, "seconds": 0.1, "traffic": {}}
+    log = Ledger(home / "runs" / "r" / EXCHANGES, ledger.owner(home, "r"))
+    log.note({"round": 0, "failed": {"b": "it is offline."}, **facts})
+    said = Console(file=io.StringIO(), width=100)
+    show(home / "runs" / "r", said, last=1)
+    assert re.search(r"descend .* 1 .* 1,234 .* 567 .* b \(1\)", shown(said))
+    assert "b: it is offline." in shown(said)
     assert here("federation", "log", "--verify", str(home), cwd=tmp_path) == (0, "")
     assert here("federation", "log", "--verify", str(home / "runs" / "r"), cwd=tmp_path) == (0, "")
     assert here("federation", "log", str(home), cwd=tmp_path) == (0, "")
+    project.note(home, "approved", party="a", until=2e9)
+    said = Console(file=io.StringIO(), width=100)
+    show(home, said)
+    assert f"{datetime.fromtimestamp(2e9):%Y-%m-%d %H:%M:%S}" in shown(said)  # people do not read seconds
     changed(home / "runs" / "r" / EXCHANGES, 0, lambda line: line.replace(b'"round": 0', b'"round": 1'))
     assert here("federation", "log", "--verify", str(home), cwd=tmp_path)[0] == 2

@@ -859,7 +859,8 @@ def hour(
             jobs, began = len(session.submitted), clock.now
             run.note(there=session.submitted[-1]["deploy_map"]["app"][1:])
         if serving.job is not None and clock.now - began > works:
-            run.enter("running")
+            if run.info()["status"] != "running":
+                run.enter("running")
             worked += 1.0
     return worked
 

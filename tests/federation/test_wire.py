@@ -16,7 +16,9 @@ import tomli_w
 pytest.importorskip("nvflare")
 
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
-from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, MessagePropKey, ReturnCode
+from nvflare.fuel.f3.cellnet.utils import make_reply
+from nvflare.fuel.f3.endpoint import Endpoint
 from nvflare.fuel.f3.message import Message
 
 from fedbilevel.engines.messaging.protocol import Echo, Facts, Failed, Hello, pack, unpack
@@ -24,7 +26,7 @@ from fedbilevel.federation.consent import Consent, Limits, digest
 from fedbilevel.federation.demo import free_port
 from fedbilevel.federation.site import MOST_REFUSED, SITE_FOLDER, Site
 from fedbilevel.federation.study import Study, facts_of_copy
-from fedbilevel.federation.wire import channel, pipes
+from fedbilevel.federation.wire import callers, channel, pipes
 from fedbilevel.federation.wire.channel import CHANNEL, HEADER, PART, WINDOW, Channel, Packet
 from fedbilevel.federation.wire.pipes import Frame
 from fedbilevel.federation.wire.signing import Party, ServersEnd, SitesEnd
@@ -210,6 +212,42 @@ def test_a_site_answers_the_server_and_nobody_else(north: Refusals) -> None:
     told = north.ledger(len(attempts) + 1)
     assert told[:-1] == [("east", "", "only the server may call a site.")] * len(attempts)
     assert told[-1] == ("server", "hello", "")
+
+
+def test_no_cell_of_a_site_listens_to_another_from_its_first_moment(
+    cells: dict[str, CoreCell], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of FLARE's client as well, which takes commands to shut down or to begin a job."""
+    noted: list[tuple[str, str, int]] = []
+    monkeypatch.setattr(CoreCell, "start", CoreCell.start)  # is put back
+    callers.install_at_site(lambda *facts: noted.append(facts))
+    west = CoreCell("west", root_url=cells["server"].root_url, secure=False, credentials={})
+    west.register_request_cb(CellChannel.CLIENT_MAIN, "*", lambda message: make_reply(ReturnCode.OK))
+    west.start()
+    try:
+        codes = {}
+        for who in ("server", "east"):
+            asked = Message({}, b"stop")
+            reply = cells[who].send_request(CellChannel.CLIENT_MAIN, "train.shutdown", "west", asked, timeout=10)
+            codes[who] = reply.get_header(MessageHeaderKey.RETURN_CODE)
+    finally:
+        west.stop()
+    assert codes == {"server": ReturnCode.OK, "east": ReturnCode.UNAUTHENTICATED}
+    assert noted == [("east", callers.ONLY_THE_SERVER, 4)]
+
+
+def test_the_server_passes_nothing_on_in_a_false_name() -> None:
+    """FLARE does not compare names where it has forgotten the token of who sends."""
+
+    def refused(connection: str, origin: str) -> bool:
+        message = Message({MessageHeaderKey.ORIGIN: origin}, b"")
+        message.set_prop(MessagePropKey.ENDPOINT, Endpoint(connection))
+        return callers.false_names_refused(message) is not None
+
+    assert not any(refused(name, name) for name in ("east", "east.job", "server.job", "_admin_1"))
+    assert not refused("east", "east.job")
+    for origin in ("server", "server.job", "north", "north.job", "eastern", ""):
+        assert refused("east", origin), origin
 
 
 def test_what_the_server_did_not_sign_is_refused_and_named(north: Refusals, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import pkgutil
+from importlib.util import find_spec
 
 import jax
 import pytest
@@ -10,6 +11,8 @@ import pytest
 import fedbilevel
 
 MODULES = [m.name for m in pkgutil.walk_packages(fedbilevel.__path__, "fedbilevel.") if not m.name.endswith("__main__")]
+if find_spec("torchax") is None:  # an extra
+    MODULES = [name for name in MODULES if not name.startswith("fedbilevel.pytorch.")]
 
 
 @pytest.mark.parametrize("name", MODULES)

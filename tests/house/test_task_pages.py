@@ -8,7 +8,7 @@ import pytest
 from fedbilevel.tasks import TASKS
 
 PAGES = Path(__file__).parents[2] / "docs" / "tasks"
-MADE_UP = {"quadratic", "client-weighting-toy"}
+MADE_UP = {"nonconvex", "quadratic", "client-weighting-toy"}
 
 
 @pytest.mark.parametrize("name", sorted(set(TASKS) - MADE_UP))

@@ -1,8 +1,10 @@
 """Claims hold, fail or stay undecided by the numbers alone."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fedbilevel as fb
@@ -31,6 +33,16 @@ def test_the_number_of_a_run_is_the_mean_of_the_last_tenth_of_its_curve() -> Non
         number(at=11)
     fewer = Curve(curve.panel, Method("FedBiO", "fedbio", communications=2), 0, history)  # as a paper counts them
     assert fewer.mean(ResultColumn("", "error", at=8), "communications", 0.1) == pytest.approx(3.8)
+
+
+def test_a_column_may_have_a_power_a_share_and_a_bound_to_reach() -> None:
+    history = [{"round": n, "samples": 8 * n, "error": 10 - n} for n in range(11)]
+    curve = Curve(Panel("all"), Method("FedBiO", "fedbio"), 0, history)
+    number = lambda share=0.5, **column: curve.mean(ResultColumn("", "error", **column), "round", share)
+    assert number(power=2.0) == pytest.approx((0.5 * 25 + 16 + 9 + 4 + 1) / 5)  # squares, then their mean
+    assert number(until=4.5) == 6
+    assert number(until=4.5, along="samples") == 48
+    assert math.isnan(number(until=-1.0))
 
 
 def test_one_bad_evaluation_at_the_end_is_a_part_of_the_number_only() -> None:
@@ -180,3 +192,29 @@ def test_a_claim_about_certain_parameters_is_judged_by_them_alone() -> None:
     assert "one (the paper's) 1.05" in judge(done, "bound", "one", parameters="found", most=2.0).numbers
     claim = Claim("", "bound", ["one"], most=2.0, parameters="printed")
     assert "one 1.05" in Judge(done, "found").claim(claim).numbers
+
+
+def test_a_slope_is_that_of_a_line_for_every_seed() -> None:
+    """Numbers like 3 M^-1, off by factors that differ from seed to seed; and one that stays where it is."""
+    across, off = (4.0, 16.0, 64.0), ((1.0, 1.1, 0.95), (1.05, 0.9, 1.0), (0.97, 1.0, 1.02))
+    ends = [
+        {"like 1 / M": [3 / M * each[n] for each in off], "flat": [2.0 * each[n] for each in off]}
+        for n, M in enumerate(across)
+    ]
+    done = reproduced(*ends)
+    panels = [replace(panel, number=M) for panel, M in zip(done.reproduction.panels, across, strict=True)]
+    done = replace(done, reproduction=replace(done.reproduction, panels=panels))
+    expected = [np.polyfit(np.log(across), np.log([of["like 1 / M"][seed] for of in ends]), 1)[0] for seed in range(3)]
+    slope = lambda *methods, **bounds: judge(done, "slope", *methods, **bounds)
+    found = slope("like 1 / M", least=-1.2, most=-0.8)
+    assert found.outcome == HOLDS
+    half = 4.303 * np.std(expected, ddof=1) / math.sqrt(3)  # the t interval of three seeds
+    words = (f"{number:.2f}" for number in (np.mean(expected), np.mean(expected) - half, np.mean(expected) + half))
+    assert found.numbers == "like 1 / M {} [{}, {}]".format(*words)
+    assert slope("flat", most=-0.5).outcome == FAILS
+    assert slope("like 1 / M", "flat", most=-0.5).outcome == FAILS
+    assert slope("flat", least=0.0).outcome == UNDECIDED
+    wild = reproduced({"a": [1.0, 2.0]}, {"a": [1.0, NAN]})
+    panels = [replace(panel, number=M) for panel, M in zip(wild.reproduction.panels, across, strict=False)]
+    wild = replace(wild, reproduction=replace(wild.reproduction, panels=panels))
+    assert judge(wild, "slope", "a", most=9.0).outcome == FAILS

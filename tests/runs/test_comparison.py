@@ -20,6 +20,7 @@ from helpers import INTERRUPTIBLE, fedbilevel, here
 GLOBAL = {
     "aggitd", "alternating", "commfedbio", "commfedbio-sketch", "f2sa", "fedbio", "fedbioacc", "fedmbo", "fedmsa",
     "fednest", "gd", "lfednest", "local-bsgvrm", "mefbo", "mrbo", "rfho", "shrofbo", "simfbo", "stocbio", "sustain",
+    "adafbio", "local-bsgm", "mefbo-storm", "meha", "saba", "soba",
 }  # fmt: skip
 LOCAL = {"distbio", "distbioacc", "fedbio-local", "fedbioacc-local"}
 WEIGHTING = {"afl", "primal-dual"}
@@ -176,3 +177,29 @@ def test_an_interrupted_comparison_says_how_to_go_on(tmp_path: Path) -> None:
         with pytest.raises(ProcessLookupError):
             os.kill(member, 0)  # no process is left behind
     assert not list((tmp_path / "here").glob("mefbo*"))
+
+
+def test_compare_until_shows_what_it_costs_to_get_there(tmp_path: Path) -> None:
+    """A run ends at the first evaluation that is there; counts are those of its rounds, per client."""
+    done = fedbilevel(
+        "compare", "quadratic", "--algorithms", "fedbio,fedmbo", "--rounds", "200", "--until", "hypergradient=0.01",
+        "--seeds", "0..1", "--json", "--out", "here", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    there, lost = json.loads(done.stdout)["rows"]
+    assert (there["there"], lost["there"], lost["runs"]) == (2, 0, 2)
+    table = fb.load(tmp_path / "here")
+    curves = [each["hypergradient"].to_numpy() for _, each in table[table["algorithm"] == "fedbio"].groupby("seed")]
+    assert all(curve[-1] <= 0.01 < curve[-2] for curve in curves)
+    rounds = np.mean([len(curve) - 1 for curve in curves])
+    assert there["rounds"] == rounds < 200
+    assert there["floats"] == rounds * 2 * (4 + 2 * 6)
+    assert there["samples"] == there["Gf"] + there["Gg"] + there["J"] + there["H"] == 5 * rounds
+    assert 1e3 < there["memory"] < 1e6
+
+
+def test_until_needs_a_column_and_a_number() -> None:
+    with pytest.raises(fb.FedbilevelError, match="like hypergradient=1e-3"):
+        comparison.plan("quadratic", "fedbio", until="hypergradient")
+    with pytest.raises(fb.FedbilevelError, match="no column 'speed'"):
+        fb.solve(fb.tasks.quadratic(), fb.FedBiO(), rounds=1, until={"speed": 1.0})

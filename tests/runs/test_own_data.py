@@ -108,6 +108,23 @@ def test_trusted_rows_validate_and_test(patients: Path, tmp_path: Path) -> None:
         built("loss-tuning", tmp_path / "a.csv", trusted="checked")
 
 
+@pytest.mark.filterwarnings("ignore::fedbilevel.errors.FedbilevelWarning")
+def test_classes_without_validation_rows_are_called_by_their_names(tmp_path: Path) -> None:
+    """A table has no sites and no schema."""
+    frame = people().assign(checked=np.arange(ROWS) % 20 == 0)
+    frame.loc[3:4, "outcome"] = "unclear"  # none of them is checked
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    with pytest.raises(
+        fb.FedbilevelError, match=r"no validation rows with the label unclear: .* more trusted rows of it"
+    ):
+        built("loss-tuning", tmp_path / "a.csv", trusted="checked")
+    people().assign(sex=np.where(people().outcome == "well", "m", "f")).to_csv(tmp_path / "b.csv", index=False)
+    with pytest.raises(fb.FedbilevelError, match="no validation rows of both groups with the label well: "):
+        Experiment(
+            "fairness", settings={"data": str(tmp_path / "b.csv"), **ROLES, "drop": "town", "group": "sex"}
+        ).build()
+
+
 def test_clients_with_very_few_rows_are_left_out_and_told(tmp_path: Path) -> None:
     frame = people()
     frame.loc[0:1, "hospital"] = "tiny"

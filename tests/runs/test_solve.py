@@ -40,6 +40,10 @@ def my_task(**options: Any) -> fb.Task:
     return fb.Task(fb.Problem(upper, lower, init), clients, **options)
 
 
+QUICK = fb.FedBiOAcc(0.1, 0.1, 0.1, local_steps=2, shared_batch=True)
+"""It compiles in half the time."""
+
+
 def test_solutions_have_the_users_structure() -> None:
     result = fb.solve(my_task(), fb.FedBiO(lr_upper=0.1, lr_lower=0.2, lr_adjoint=0.2, local_steps=1), rounds=5)
     assert set(result.x) == {"decay", "shift"}
@@ -49,7 +53,7 @@ def test_solutions_have_the_users_structure() -> None:
 
 def test_history_is_a_table() -> None:
     task = my_task(metrics=lambda x, y: {"decay": x["decay"], "size": jnp.sum(y["w"] ** 2)})
-    result = fb.solve(task, fb.FedBiOAcc(0.1, 0.1, 0.1), rounds=10, every=4, seed=1, sample=2)
+    result = fb.solve(task, QUICK, rounds=10, every=4, seed=1, sample=2)
     table = pd.DataFrame(result.history)
     assert table["round"].tolist() == [0, 4, 8, 10]
     assert {"exchanges", "megabytes", "seconds", "Gf", "H", "decay", "size"} <= set(table.columns)
@@ -185,7 +189,7 @@ def test_both_engines_through_solve() -> None:
 
 
 def test_a_run_can_go_on_from_its_state() -> None:
-    engine = Simulation(my_task(), fb.FedBiOAcc(0.1, 0.1, 0.1))
+    engine = Simulation(my_task(), QUICK)
     whole = engine.advance(engine.start(seed=5), 9)
     parts = engine.advance(engine.advance(engine.start(seed=5), 4), 5)
     assert identical(whole.server, parts.server)
@@ -198,7 +202,7 @@ ALL = ["hypergradient", "lower_gap", "objective", "stationarity"]
 
 
 def test_diagnostics_are_columns_of_the_history() -> None:
-    task, algorithm = T1.task(), fb.FedBiOAcc(0.1, 0.2, 0.2)
+    task, algorithm = T1.task(), fb.FedBiOAcc(0.1, 0.2, 0.2, local_steps=2, shared_batch=True)
     names = [*ALL, "adjoint_gap", "client_drift", "lyapunov"]
     plain = fb.solve(task, algorithm, rounds=4, every=2)
     result = fb.solve(task, algorithm, rounds=4, every=2, diagnostics=names)

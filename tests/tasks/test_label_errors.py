@@ -10,6 +10,7 @@ import pytest
 import fedbilevel as fb
 from fedbilevel.tasks import noise_model
 from fedbilevel.tasks.label_errors import (
+    SPEED,
     Candidate,
     Design,
     candidate_logits,
@@ -105,6 +106,17 @@ def test_the_upper_gradient_is_the_step_of_expectation_maximization() -> None:
     assert float(slope) == pytest.approx(expected, rel=1e-3, abs=1e-5)
     said = say(DESIGN, x, y, table["input"], table["label"], table["fold"])
     np.testing.assert_allclose(1 - said.posterior[at], wrong, atol=1e-4)
+
+
+def test_the_mixture_is_a_sharpened_geometric_mean_of_calibrated_candidates() -> None:
+    mixture = {name: np.asarray(value, float) for name, value in somewhere()[1]["mixture"].items()}
+    logits = np.random.default_rng(0).normal(size=(7, len(DESIGN.candidates), CLASSES))
+    grown = np.exp(logits * np.exp(mixture["scale"])[:, None])
+    each = grown / grown.sum(2, keepdims=True)
+    weights = np.exp(SPEED * mixture["weight"]) / np.exp(SPEED * mixture["weight"]).sum()
+    together = np.prod(each ** weights[:, None], 1) ** np.exp(mixture["sharp"])
+    found = mixed(jax.tree.map(jnp.asarray, mixture), jnp.asarray(logits))
+    np.testing.assert_allclose(np.exp(found), together / together.sum(1, keepdims=True), rtol=1e-4)
 
 
 def test_models_of_a_fold_know_nothing_of_its_labels() -> None:

@@ -3,6 +3,7 @@
 Imports core and mathematics; every folder below these may import it.
 """
 
+from fedbilevel.algorithms.adafbio import AdaFBiO
 from fedbilevel.algorithms.afl import AFL
 from fedbilevel.algorithms.aggitd import AggITD
 from fedbilevel.algorithms.alternating import Alternating
@@ -18,12 +19,14 @@ from fedbilevel.algorithms.fedmsa import FedMSA
 from fedbilevel.algorithms.fednest import FedNest
 from fedbilevel.algorithms.gd import GD
 from fedbilevel.algorithms.lfednest import LFedNest
-from fedbilevel.algorithms.local_bsgvrm import LocalBSGVRM
-from fedbilevel.algorithms.mefbo import MeFBO
+from fedbilevel.algorithms.local_bsgvrm import LocalBSGM, LocalBSGVRM
+from fedbilevel.algorithms.mefbo import MeFBO, MeFBOStorm
+from fedbilevel.algorithms.meha import MEHA
 from fedbilevel.algorithms.mrbo import MRBO
 from fedbilevel.algorithms.primal_dual import PrimalDual
 from fedbilevel.algorithms.rfho import RFHO
 from fedbilevel.algorithms.simfbo import ShroFBO, SimFBO
+from fedbilevel.algorithms.soba import SABA, SOBA
 from fedbilevel.algorithms.stocbio import StocBiO
 from fedbilevel.algorithms.sustain import SUSTAIN
 from fedbilevel.core import Algorithm
@@ -32,6 +35,7 @@ from fedbilevel.errors import Names
 ALGORITHMS: Names[type[Algorithm]] = Names(
     "algorithm",
     {
+        "adafbio": AdaFBiO,
         "afl": AFL,
         "aggitd": AggITD,
         "alternating": Alternating,
@@ -50,13 +54,18 @@ ALGORITHMS: Names[type[Algorithm]] = Names(
         "fednest": FedNest,
         "gd": GD,
         "lfednest": LFedNest,
+        "local-bsgm": LocalBSGM,
         "local-bsgvrm": LocalBSGVRM,
         "mefbo": MeFBO,
+        "mefbo-storm": MeFBOStorm,
+        "meha": MEHA,
         "mrbo": MRBO,
         "primal-dual": PrimalDual,
         "rfho": RFHO,
+        "saba": SABA,
         "shrofbo": ShroFBO,
         "simfbo": SimFBO,
+        "soba": SOBA,
         "stocbio": StocBiO,
         "sustain": SUSTAIN,
     },
@@ -67,9 +76,13 @@ __all__ = [
     "ALGORITHMS",
     "F2SA",
     "GD",
+    "MEHA",
     "MRBO",
     "RFHO",
+    "SABA",
+    "SOBA",
     "SUSTAIN",
+    "AdaFBiO",
     "AggITD",
     "Alternating",
     "CommFedBiO",
@@ -85,8 +98,10 @@ __all__ = [
     "FedMSA",
     "FedNest",
     "LFedNest",
+    "LocalBSGM",
     "LocalBSGVRM",
     "MeFBO",
+    "MeFBOStorm",
     "PrimalDual",
     "ShroFBO",
     "SimFBO",

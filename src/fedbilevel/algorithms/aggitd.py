@@ -57,6 +57,7 @@ class AggITD(Algorithm):
     source = "reconstruction without the paper's text, which may have local steps in fewer exchanges"
     assumes = "g strongly convex in y"
     exact = "exact up to the remainder (I - lambda d2yy g)^Q of the series, with corrected local steps, too"
+    alone = "steps of y, then one of x by iterative differentiation"
     costs = (
         "Q + 1 exchanges per round: p + (2Q - Q') d floats down and up with full participation (a client that missed "
         "the last round also needs y: d more down); Q Gg, 2 Gf, Q - 1 - Q' H and 1 J per client. With full_sum, Q' is "

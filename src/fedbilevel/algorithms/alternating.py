@@ -63,6 +63,7 @@ class Alternating(Algorithm):
     source = "reconstruction: both variables step at once, FedNAS alternates by epochs; Adam as on one machine"
     assumes = "that grad_x f alone is the direction that is wanted"
     exact = "not the bilevel solution; with I > 1 and constant steps, client drift displaces the limit further"
+    alone = "first-order DARTS, with one local step"
     costs = "One exchange per round: p + d floats down and up (d if x is private); I (1 Gf, 1 Gg) per client"
 
     lr_upper: float = parameter(0.5, "step size of the upper variable x", above=0, tune=(1e-3, 1e3))

@@ -94,7 +94,7 @@ class CommFedBiO(Algorithm):
     warm_start: bool = parameter(True, "start u from where it was in the last round, not from 0")
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> Point:
-        return Point(x, y, u=0 * y)
+        return Point(x, y, clients.adjoint(y))
 
     def round(self, clients: Clients, server: Point) -> Point:
         x, y, u = server

@@ -40,6 +40,7 @@ class FedAvg(Algorithm):
     source = "follows the paper"
     assumes = "nothing of the upper level"
     exact = "with more than one local step and constant steps, client drift displaces the limit"
+    alone = "SGD"
     costs = (
         "One exchange per round: d floats down and up (x once, to each client, if it is shared); tau Gg per client. "
         "With validation_only, tau Gf instead of tau Gg; or no exchange at all, and tau steps on the server, if it "

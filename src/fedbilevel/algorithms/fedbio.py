@@ -44,6 +44,7 @@ class FedBiO(Algorithm):
         "exact with I = 1; with I > 1 and constant steps, client drift displaces the limit, in proportion to the "
         "steps and to I - 1"
     )
+    alone = "SOBA with constant steps (one local step and a shared batch)"
     costs = "One exchange per round: p + 2d floats down and up; I (2 Gf, 1 Gg, 1 J, 1 H) per client"
 
     lr_upper: float = parameter(20.0, "step size of the upper variable x", above=0, tune=(1e-3, 1e3))
@@ -54,7 +55,7 @@ class FedBiO(Algorithm):
     shared_batch: bool = parameter(False, "use one batch of f and one of g for all terms of a step (cheaper)")
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> Point:
-        return Point(x, y, u=0 * y)
+        return Point(x, y, clients.adjoint(y))
 
     def round(self, clients: Clients, server: Point) -> Point:
         return feasible(clients, add(server, clients.run(self.descend, server).mean()))

@@ -71,6 +71,7 @@ class FedBiOLocal(Algorithm):
         "steps, client drift displaces the limit. With restart, y is K steps from y_1 in the limit: y* up to an error "
         "of order (1 - gamma mu)^K"
     )
+    alone = "TTSA with the whole Neumann series, and one time scale"
     costs = "One exchange per round: p floats down and up; I (1 Gf, K Gg, 1 J, Q H) per client"
 
     lower_level = "local"
@@ -136,6 +137,7 @@ class DistBiO(FedBiOLocal):
         'Problems", NeurIPS 2023, section 5.2: Algorithm 3 with I = 1'
     )
     exact = "exact up to the truncation of the series"
+    alone = "the same as FedBiO-Local"
     costs = "One exchange per round: p floats down and up; 1 Gf, K Gg, 1 J, Q H per client, with K = lower_steps"
 
     local_steps: ClassVar[int] = 1  # pyright: ignore[reportIncompatibleVariableOverride] - no longer a hyper-parameter

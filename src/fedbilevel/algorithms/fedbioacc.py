@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
-from fedbilevel.core.schedules import Schedule, constant
+from fedbilevel.core.schedules import Schedule, constant, largest
 from fedbilevel.core.vectors import Vector, add, project_ball, sub
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.mathematics.hypergradient import Point, directions, feasible
@@ -68,6 +68,7 @@ class FedBiOAcc(Algorithm):
     source = "follows the paper"
     assumes = "g strongly convex in y, bounded heterogeneity and 0 <= c alpha_t^2 <= 1"
     exact = "exact for every I, with exact oracles and c = 0; c > 0 leaves a drift of order c alpha^2"
+    alone = "SOBA with STORM momenta"
     costs = (
         "Two exchanges per round: 2 (p + 2d) floats down and up with full participation (a client that missed the "
         "last round needs the point again: p + 2d more down); I (4 Gf, 2 Gg, 2 J, 2 H) per client"
@@ -89,14 +90,14 @@ class FedBiOAcc(Algorithm):
 
     def check(self) -> None:
         for name in ("c_upper", "c_lower", "c_adjoint"):
-            worst = getattr(self, name) * self.rate.largest() ** 2
+            worst = largest(getattr(self, name)) * self.rate.largest() ** 2
             if worst > 1:
                 raise FedbilevelError(
-                    f"FedBiOAcc: {name} * rate^2 must be at most 1, but is {worst:.3g} at t = 1: lower {name} or rate."
+                    f"FedBiOAcc: {name} * rate^2 must be at most 1, not {worst:.3g} at t = 1: lower {name} or rate."
                 )
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> FedBiOAccState:
-        z, t = Point(x, y, u=0 * y), jnp.asarray(1)
+        z, t = Point(x, y, clients.adjoint(y)), jnp.asarray(1)
         z = feasible(clients, add(z, clients.run(self.start, z, t).mean()))
         return self.synchronise_momenta(clients, z, t)
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
-from fedbilevel.core.schedules import Schedule, constant
+from fedbilevel.core.schedules import Schedule, constant, largest
 from fedbilevel.core.vectors import Vector
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.mathematics.hypergradient import Pair, feasible
@@ -87,6 +87,7 @@ class FedBiOAccLocal(Algorithm):
         "order c alpha^2. With restart, y is K steps from y_1 in the limit: y* up to an error of order (1 - gamma "
         "mu)^K"
     )
+    alone = "MRBO"
     costs = (
         "Two exchanges per round: 2p floats down and up with full participation (a client that missed the last round "
         "needs x again: p more down); I (2 Gf, 2K Gg, 2 J, 2Q H) per client"
@@ -114,10 +115,10 @@ class FedBiOAccLocal(Algorithm):
 
     def check(self) -> None:
         for name in ("c_upper", "c_lower"):
-            worst = getattr(self, name) * self.rate.largest() ** 2
+            worst = largest(getattr(self, name)) * self.rate.largest() ** 2
             if worst > 1:
                 raise FedbilevelError(
-                    f"{type(self).__name__}: {name} * rate^2 must be at most 1, but is {worst:.3g} at t = 1: "
+                    f"{type(self).__name__}: {name} * rate^2 must be at most 1, not {worst:.3g} at t = 1: "
                     f"lower {name} or rate."
                 )
 
@@ -240,6 +241,7 @@ class DistBiOAcc(FedBiOAccLocal):
         'Problems", NeurIPS 2023, section 5.2: Algorithm 4 with I = 1'
     )
     exact = "exact up to the truncation of the series"
+    alone = "MRBO"
     costs = "Two exchanges per round: 2p floats down and up; 2 Gf, 2K Gg, 2 J, 2Q H per client, with K = lower_steps"
 
     local_steps: ClassVar[int] = 1  # pyright: ignore[reportIncompatibleVariableOverride] - no longer a hyper-parameter

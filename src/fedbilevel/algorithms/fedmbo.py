@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 
 from fedbilevel.core import Algorithm, Client, Clients, Each, Key, parameter
 from fedbilevel.core.vectors import Vector
@@ -14,12 +15,12 @@ from fedbilevel.mathematics.hypergradient import Pair
 class FedMBO(Algorithm):
     """FedMBO: mini-batch steps on y; the hypergradient comes from parallel chains that wander from client to client.
 
-    Every round takes T steps on y. Then it draws N' uniformly from 0 .. N-1, one number for all chains, and starts one
-    chain at each of the n clients of an exchange::
+    Every round takes T steps on y. Then it starts one chain at each of the n clients of an exchange, and draws for each
+    chain how long it is, N'_j, uniformly from 0 .. N-1::
 
         T times   y <- y - beta mean grad_y g(x, y)
         chains    v_j = N / l grad_y f_j                               j = 1 .. n
-                  v_j <- (I - d2yy g_i / l) v_j                        N' times, each time with another client i
+                  v_j <- (I - d2yy g_i / l) v_j                        N'_j times, each time with another client i
         x         h = mean ( grad_x f_i - d2xy g_i v_j ),   x <- x - alpha h
 
     The server hands the v_j on in random order and never averages them. As client i is drawn uniformly each time, the
@@ -38,7 +39,13 @@ class FedMBO(Algorithm):
     T         inner_rounds        steps of y in a round, of one exchange each
     N         terms               terms of the series
     tau       local_steps_upper   local steps on x; with 1 there are none, and no exchange for them
+    -         common_length       one N' for all chains of a round
     ========  =================   =====================
+
+    As every chain has an N' of its own, the chains are independent up to the order of their clients, and the variance
+    of h falls like 1 / n: the linear speed-up of the paper. With one N' for all chains (``common_length``) a part of it
+    stays, however many clients there are; but a round then has (N - 1) / 2 exchanges for the chains in the mean, not as
+    many as the longest chain asks for, which is nearly N - 1 with many clients. Chains that have ended wait for it.
 
     The noise of the chains does not vanish at the solution unless every client's grad_y f does, so x keeps moving
     around it, by the root of alpha. The only version without this noise averages the chains, which is FedNest with
@@ -51,11 +58,12 @@ class FedMBO(Algorithm):
     source = "reconstruction without the paper's text"
     assumes = "g strongly convex in y"
     exact = "exact in the mean, up to the remainder (I - d2yy g / l)^N of the series"
+    alone = "BSA: steps of y, then one of x with a random product of the Neumann series"
     costs = (
-        "T + N' + 2 exchanges per round: p + (T + N' + 1)d floats down and up with full participation (a client that "
-        "missed the last round also needs y: d more down; a v_j is always new to its receiver); T Gg, 2 Gf (the "
-        "client that ends a chain is not the one that started it), N' H and 1 J per client. With tau > 1, one "
-        "exchange, p down, p up and 2 tau Gf more"
+        "T + N' + 2 exchanges per round, N' being the longest chain's: p + (T + N' + 1)d floats down and up with "
+        "full participation (a client that missed the last round also needs y: d more down; a v_j is always new to its "
+        "receiver); T Gg, 2 Gf (the client that ends a chain is not the one that started it), N' H and 1 J per client. "
+        "With tau > 1, one exchange, p down, p up and 2 tau Gf more"
     )
 
     lr_upper: float = parameter(0.1, "step size of the upper variable x", above=0, tune=(1e-3, 1e3))
@@ -64,6 +72,7 @@ class FedMBO(Algorithm):
     inner_rounds: int = parameter(5, "steps of y in a round", least=1)
     terms: int = parameter(5, "terms of the Neumann series", least=1)
     local_steps_upper: int = parameter(1, "local steps on x between averages", least=1)
+    common_length: bool = parameter(False, "draw one N' for all chains: fewer exchanges, but no speed-up with clients")
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> Pair:
         return Pair(x, y)
@@ -74,13 +83,20 @@ class FedMBO(Algorithm):
         def descend(clients: Clients, y: Vector) -> Vector:
             return clients.project_y(y - self.lr_lower * clients.run(self.lower_gradient, x, y).estimate())
 
-        def hand_on(clients: Clients, v: Each) -> Each:
-            return clients.run(self.multiply, x, y, self.next_clients(clients, v)).each()
+        def hand_on(clients: Clients, chains: Each) -> Each:
+            chains = self.next_clients(clients, chains)
+            v, left = chains.rows
+            new = clients.run(self.multiply, x, y, Each(v, chains.alive)).each()
+            return Each((new.rows, left - 1), new.alive).where(left > 0, chains)
 
         y = clients.repeat(self.inner_rounds, descend, y)
         v = clients.run(self.begin, x, y).each()
         if self.terms > 1:
-            v = clients.repeat(jax.random.randint(clients.next_key(), (), 0, self.terms), hand_on, v)
+            chains = len(jax.tree.leaves(v.rows)[0])
+            drawn = jax.random.randint(clients.next_key(), () if self.common_length else (chains,), 0, self.terms)
+            left = jnp.broadcast_to(drawn, (chains,))
+            v = clients.repeat(left.max(), hand_on, Each((v.rows, left), v.alive))
+            v = Each(v.rows[0], v.alive)
         h = clients.run(self.finish, x, y, self.next_clients(clients, v)).estimate()
         if self.local_steps_upper == 1:
             return Pair(clients.project_x(x - self.lr_upper * h), y)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
+from fedbilevel.core.schedules import largest
 from fedbilevel.core.vectors import Vector, add, sub
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.mathematics.hypergradient import Point, directions, feasible
@@ -56,6 +57,7 @@ class FedMSA(Algorithm):
     source = "reconstruction without the paper's text, from the code its authors released"
     assumes = "g strongly convex in y and bounded heterogeneity"
     exact = "exact for every tau, with exact oracles and if all clients take part in (A), as the method intends"
+    alone = "SOBA with STORM momenta"
     costs = "Two exchanges per round: 2 (p + 2d) floats down and up; 2 tau (2 Gf, 1 Gg, 1 J, 1 H) per client"
 
     remembers = "run"
@@ -69,14 +71,14 @@ class FedMSA(Algorithm):
     shared_batch: bool = parameter(False, "use one batch of f and one of g for all terms of a step (cheaper)")
 
     def check(self) -> None:
-        if self.forgetting > 1:
-            raise FedbilevelError(f"FedMSA: forgetting must be at most 1, but is {self.forgetting}.")
+        if largest(self.forgetting) > 1:
+            raise FedbilevelError(f"FedMSA: forgetting must be at most 1, not {self.forgetting}.")
 
     def memory(self, x: Vector, y: Vector) -> Point:
         return Point(x, y, u=0 * y)
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> FedMSAState:
-        return FedMSAState(Point(x, y, u=0 * y), Point(0 * x, 0 * y, 0 * y), jnp.zeros(()))
+        return FedMSAState(Point(x, y, clients.adjoint(y)), Point(0 * x, 0 * y, 0 * y), jnp.zeros(()))
 
     def round(self, clients: Clients, server: FedMSAState) -> FedMSAState:
         z, keep = server.z, server.keep

@@ -67,6 +67,7 @@ class FedNest(Algorithm):
         "exact for any number of local steps, up to the remainder (I - d2yy g / l)^N of the series; without "
         "correction, client drift displaces the limit, to first order in proportion to beta (1 - 1 / tau_in)"
     )
+    alone = "BSA: steps of y, then one of x with a random product of the Neumann series"
     costs = (
         "2T + N' + 3 exchanges per round: 2p + (2T + N' + 1)d floats down and up with full participation (a client "
         "that missed the last round also needs y: d more down); T (1 + 2 tau_in) Gg, 2 + 2 tau_out Gf, N' H and 1 J "

@@ -42,6 +42,7 @@ class GD(Averages):
     source = "follows the paper, which leaves the solver open"
     assumes = "g strongly convex in y"
     exact = "exact"
+    alone = "gradient descent along the hypergradient at an inexact y"
     costs = (
         'K + S + 2 exchanges per round with "cg": p + (K + S + 1)d floats down with full participation (d more for a '
         'client that missed the last round), 2p + (K + S + 1)d up; K Gg, 1 Gf, S H and 1 J per client. With "dense": '

@@ -52,6 +52,7 @@ class LFedNest(Algorithm):
         "not exact: the mean of local hypergradients is not the hypergradient, so x is displaced whatever the steps, "
         "and local steps on y add client drift unless corrected"
     )
+    alone = "stocBiO, with one local step of x"
     costs = (
         "T + 1 exchanges per round: p + T d floats down and up with full participation (a client that missed the last "
         "round also needs y: d more down); T tau_in Gg and tau_out (1 Gf, N H, 1 J) per client. With correction, T "

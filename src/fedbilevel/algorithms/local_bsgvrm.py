@@ -1,4 +1,4 @@
-"""Local-BSGVRM."""
+"""Local-BSGVRM and Local-BSGM."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
+from fedbilevel.core.schedules import largest
 from fedbilevel.core.vectors import Vector, add, sub
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.mathematics.hypergradient import Pair, feasible
@@ -58,6 +59,7 @@ class LocalBSGVRM(Algorithm):
         "not exact: the mean of inverses is not the inverse of the mean, and it goes to a zero of the mean of the "
         "clients' own hypergradients at the shared y"
     )
+    alone = "MRBO"
     costs = (
         "Two exchanges per round: 2 (p + d) floats down and up with full participation (a client that missed the last "
         "round needs the point again: p + d more down); P (2 Gf, 2 Gg, 2 J, 2Q H) per client"
@@ -76,10 +78,10 @@ class LocalBSGVRM(Algorithm):
 
     def check(self) -> None:
         for name in ("c_upper", "c_lower"):
-            worst = getattr(self, name) * self.rate**2
+            worst = largest(getattr(self, name)) * largest(self.rate) ** 2
             if worst > 1:
                 raise FedbilevelError(
-                    f"LocalBSGVRM: {name} * rate^2 must be at most 1, but is {worst:.3g}: lower {name} or rate."
+                    f"LocalBSGVRM: {name} * rate^2 must be at most 1, not {worst:.3g}: lower {name} or rate."
                 )
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> LocalBSGVRMState:
@@ -123,6 +125,81 @@ class LocalBSGVRM(Algorithm):
 
     def directions(self, client: Client, z: Pair, key: Key) -> Pair:
         return local_directions(client, z, key, self.lr_adjoint, self.neumann_steps)
+
+    def solution(self, server: LocalBSGVRMState, memory: None) -> tuple[Vector, Vector]:
+        return server.z
+
+
+@dataclass(frozen=True)
+class LocalBSGM(Algorithm):
+    """Local-BSGM: local steps along moving averages of each client's own directions; for identical clients only.
+
+    With z = (x, y), the directions D_m(z; xi) = (Phi_m(z; xi), grad_y g_m(z; xi)) of Local-BSGVRM, and momenta d = (u,
+    v), which start at 0, every client takes P steps::
+
+        d_t     = (1 - alpha eta) d_{t-1} + alpha eta D_m(z_t; xi)
+        z_{t+1} = z_t - (beta_1, beta_2) eta d_t
+
+    and then the server averages x, y, u and v.
+
+    ========  ==============   =====================
+    paper     name             meaning
+    ========  ==============   =====================
+    beta_1    lr_upper         step of x
+    beta_2    lr_lower         step of y
+    1 / L     lr_adjoint       step of the Neumann series
+    Q         neumann_steps    Hessian products of the Neumann series
+    eta       rate             common rate
+    alpha_1   c_upper          how much of the momentum of x is new in a step
+    alpha_2   c_lower          ... of y
+    P         local_steps      steps between averages
+    ========  ==============   =====================
+
+    This takes the whole Neumann series, not a randomly truncated one. The paper does not treat partial participation.
+    If the problem has constraints, every local step is projected.
+    """
+
+    citation = LocalBSGVRM.citation
+    source = LocalBSGVRM.source
+    assumes = LocalBSGVRM.assumes
+    exact = f"{LocalBSGVRM.exact}; with P > 1 and constant steps, client drift displaces the limit further"
+    alone = "one step of x and y along moving averages of their directions"
+    costs = "One exchange per round: 2 (p + d) floats down and up; P (1 Gf, 1 Gg, 1 J, Q H) per client"
+
+    lr_upper: float = parameter(20.0, "step size of the upper variable x", above=0, tune=(1e-3, 1e3))
+    lr_lower: float = parameter(0.5, "step size of the lower variable y", above=0, tune=(1e-3, 2.0))
+    lr_adjoint: float = parameter(0.1, "step size of the Neumann series, below 1 / L", above=0, tune=(1e-3, 2.0))
+    neumann_steps: int = parameter(10, "Hessian products of the Neumann series", least=0)
+    rate: float = parameter(1.0, "common rate eta", above=0)
+    c_upper: float = parameter(0.2, "share of the momentum of x that is new", above=0, tune=(1e-3, 1.0))
+    c_lower: float = parameter(0.2, "share of the momentum of y that is new", above=0, tune=(1e-3, 1.0))
+    local_steps: int = parameter(5, "local steps between averages", least=1)
+
+    def check(self) -> None:
+        for name in ("c_upper", "c_lower"):
+            worst = largest(getattr(self, name)) * largest(self.rate)
+            if worst > 1:
+                raise FedbilevelError(
+                    f"LocalBSGM: {name} * rate must be at most 1, but is {worst:.3g}: lower {name} or rate."
+                )
+
+    def init(self, clients: Clients, x: Vector, y: Vector) -> LocalBSGVRMState:
+        return LocalBSGVRMState(Pair(x, y), Pair(0 * x, 0 * y))
+
+    def round(self, clients: Clients, server: LocalBSGVRMState) -> LocalBSGVRMState:
+        z, d = add(server, clients.run(self.descend, server).mean())
+        return LocalBSGVRMState(feasible(clients, z), d)
+
+    def descend(self, client: Client, key: Key, server: LocalBSGVRMState) -> LocalBSGVRMState:
+        def step(local: LocalBSGVRMState, key: Key, _: Any) -> LocalBSGVRMState:
+            z, (u, v) = feasible(client, local.z), local.d
+            D = local_directions(client, z, key, self.lr_adjoint, self.neumann_steps)
+            u = u + self.c_upper * self.rate * (D.x - u)
+            v = v + self.c_lower * self.rate * (D.y - v)
+            z = Pair(z.x - self.lr_upper * self.rate * u, z.y - self.lr_lower * self.rate * v)
+            return LocalBSGVRMState(z, Pair(u, v))
+
+        return sub(client.repeat(self.local_steps, step, server, key), server)
 
     def solution(self, server: LocalBSGVRMState, memory: None) -> tuple[Vector, Vector]:
         return server.z

@@ -1,15 +1,16 @@
-"""MeFBO."""
+"""MeFBO, and MeFBO with STORM."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
-from fedbilevel.core.schedules import Schedule, constant, power
+from fedbilevel.core.schedules import Schedule, constant, largest, power
 from fedbilevel.core.vectors import Vector, add
+from fedbilevel.errors import FedbilevelError
 
 
 class Triple(NamedTuple):
@@ -80,6 +81,7 @@ class MeFBO(Algorithm):
         "/ (c gamma mu^2) times grad_y f, on identical clients, too; with tau > 1 and constant eta, client drift "
         "displaces it as well"
     )
+    alone = "MEHA with its three steps at once"
     costs = "One exchange per round: p + 2d floats down and up; tau (1 Gf, 2 Gg) per client, no second derivatives"
 
     steps: ClassVar[Mapping[str, str]] = {**Algorithm.steps, "theta": "lr_prox"}
@@ -94,30 +96,64 @@ class MeFBO(Algorithm):
     prox: float = parameter(0.1, "proximal parameter of the Moreau envelope", above=0, tune=(1e-3, 1.0))
     local_steps: int = parameter(1, "local steps between exchanges", least=1)
 
+    @classmethod
+    def of_theorem(
+        cls,
+        rounds: int,
+        local_steps: int,
+        clients: int,
+        c_lambda: float = 1.0,
+        c_theta: float = 0.5,
+        c_eta: float = 0.1,
+        **more: Any,
+    ) -> Self:
+        """With the constant steps of Theorem 3.4, for T rounds of tau local steps with P clients: lambda_theta =
+        c_lambda tau^(1/4) T^(-1/2), lambda_x = lambda_y = c_theta lambda_theta and eta = c_eta tau^(-7/8) T^(-1/4)
+        P^(-1/2). The paper leaves the three constants open, up to the bounds of its Lemma D.8.
+
+        >>> MeFBO.of_theorem(rounds=100, local_steps=1, clients=4).lr_prox
+        constant(0.1)
+        """
+        theta = c_lambda * local_steps**0.25 * rounds**-0.5
+        eta = c_eta * local_steps**-0.875 * rounds**-0.25 * clients**-0.5
+        server = {"lr_prox": theta, "lr_upper": c_theta * theta, "lr_lower": c_theta * theta}
+        local = dict.fromkeys(("local_lr_upper", "local_lr_lower", "local_lr_prox"), eta)
+        return cls(**{**server, **local, "local_steps": local_steps, **more})
+
     def init(self, clients: Clients, x: Vector, y: Vector) -> MeFBOState:
         return MeFBOState(Triple(x, y, theta=y), jnp.asarray(0))
 
     def round(self, clients: Clients, server: MeFBOState) -> MeFBOState:
-        z, h = server.z, clients.run(self.descend, *server).estimate()
+        h = clients.run(self.descend, *server).estimate()
+        return MeFBOState(self.move(clients, server, h), server.t + 1)
+
+    def move(self, clients: Clients, server: Any, h: Triple) -> Triple:
+        """The server's step, to a feasible point."""
+        z = server.z
         x = clients.project_x(z.x - self.lr_upper(server.t) * h.x)
         y = clients.project_y(z.y - self.lr_lower(server.t) * h.y)
         theta = clients.project_y(z.theta - self.lr_prox(server.t) * h.theta)
-        return MeFBOState(Triple(x, y, theta), server.t + 1)
+        return Triple(x, y, theta)
 
     def descend(self, client: Client, key: Key, z: Triple, t: jax.Array) -> Triple:
         def step(carry: tuple[Triple, Triple], key: Key, _: Any) -> tuple[Triple, Triple]:
             z, total = carry
-            h = self.directions(client, z, t, key)
-            moved = Triple(
-                x=z.x - self.local_lr_upper(t) * h.x,
-                y=z.y - self.local_lr_lower(t) * h.y,
-                theta=z.theta - self.local_lr_prox(t) * h.theta,
-            )
+            moved, h = self.step(client, z, t, key)
             return moved, add(total, h)
 
         nothing = Triple(*(0 * v for v in z))
         _, total = client.repeat(self.local_steps, step, (z, nothing), key)
         return Triple(*(v / self.local_steps for v in total))
+
+    def step(self, client: Client, z: Triple, t: jax.Array, key: Key) -> tuple[Triple, Triple]:
+        """A local step: where it leads, and the directions it takes."""
+        h = self.directions(client, z, t, key)
+        moved = Triple(
+            x=z.x - self.local_lr_upper(t) * h.x,
+            y=z.y - self.local_lr_lower(t) * h.y,
+            theta=z.theta - self.local_lr_prox(t) * h.theta,
+        )
+        return moved, h
 
     def directions(self, client: Client, z: Triple, t: jax.Array, key: Key) -> Triple:
         """A client's share of the directions that descend in x and y and ascend in theta."""
@@ -131,3 +167,65 @@ class MeFBO(Algorithm):
 
     def solution(self, server: MeFBOState, memory: None) -> tuple[Vector, Vector]:
         return server.z.x, server.z.y
+
+
+class MeFBOStormState(NamedTuple):
+    """The point, the one before, the momenta, how much of them is kept, and the number t of the next round."""
+
+    z: Triple
+    old: Triple
+    d: Triple
+    keep: jax.Array
+    t: jax.Array
+
+
+@dataclass(frozen=True)
+class MeFBOStorm(MeFBO):
+    """MeFBO with STORM: the server steps along momenta that are corrected on the same batches at the last two points.
+
+    The authors of MeFBO name this as the next step; how is ours. With H_i(z; B) the mean direction that client i of
+    MeFBO sends, when it starts at z and draws the batches B, the server takes the step of MeFBO along d instead::
+
+        d <- (n / |C|) sum_{i in C} w_i ( H_i(z_t; B) - (1 - a) H_i(z_{t-1}; B) ) + (1 - a) d
+
+    In the first round d is the mean of the H_i.
+
+    ==============  ==============   =====================
+    paper           name             meaning
+    ==============  ==============   =====================
+    -               forgetting       a, the share of the momenta that is new in every round
+    ==============  ==============   =====================
+
+    Everything else is as in MeFBO. Both points have the penalty of the current round.
+    """
+
+    citation = "Ours, from MeFBO and the momenta of Cutkosky, Orabona, NeurIPS 2019"
+    source = "ours"
+    alone = "MEHA with its three steps at once, and STORM momenta"
+    costs = (
+        "One exchange per round: p + 2d floats down with full participation (p + 2d more for a client that missed the "
+        "last round) and up; tau (2 Gf, 4 Gg) per client, no second derivatives"
+    )
+
+    forgetting: float = parameter(0.3, "share of the momenta that is new in every round", above=0, tune=(0.05, 1.0))
+
+    def check(self) -> None:
+        if largest(self.forgetting) > 1:
+            raise FedbilevelError(f"MeFBOStorm: forgetting must be at most 1, but is {self.forgetting}.")
+
+    def init(self, clients: Clients, x: Vector, y: Vector) -> MeFBOStormState:  # pyright: ignore[reportIncompatibleMethodOverride]
+        z = Triple(x, y, theta=y)
+        old, d = (Triple(*(factor * v for v in z)) for factor in (1, 0))  # vectors of their own, as later
+        return MeFBOStormState(z, old, d, jnp.zeros(()), jnp.asarray(0))
+
+    def round(self, clients: Clients, server: MeFBOStormState) -> MeFBOStormState:  # pyright: ignore[reportIncompatibleMethodOverride]
+        z, old, d, keep, t = server
+        change = clients.run(self.compare, z, old, keep, t).estimate()
+        d = add(Triple(*(keep * v for v in d)), change)
+        kept = jnp.full((), 1 - self.forgetting, keep.dtype)
+        return MeFBOStormState(self.move(clients, server, d), z, d, kept, t + 1)
+
+    def compare(self, client: Client, key: Key, z: Triple, old: Triple, keep: jax.Array, t: jax.Array) -> Triple:
+        """The direction at one point minus what is kept of that at the other, on the same batches."""
+        new, past = client.at_both(lambda point: self.descend(client, key, point, t), z, old)
+        return Triple(*(n - keep * p for n, p in zip(new, past, strict=True)))

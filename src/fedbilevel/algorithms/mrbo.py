@@ -40,6 +40,7 @@ class MRBO(DoubleMomentum):
     source = "reconstruction without the paper's text: SUSTAIN with the full series"
     assumes = "g strongly convex in y"
     exact = "exact up to the remainder (I - eta d2yy g)^(Q+1) of the series"
+    alone = "MRBO"
     costs = (
         "Q + 2 exchanges per round: p + (2Q + 3)d floats down with full participation (p + d more for a client that "
         "missed the last round), 3p + (2Q + 3)d up; 2 Gg, 2 Gf, 2Q H and 2 J per client. If the server holds f, one "

@@ -95,7 +95,7 @@ class PrimalDual(Algorithm):
     iterate: str = parameter("last", "which inner step gives the gradient of x", choices=("last", "random"))
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> PrimalDualState:
-        return PrimalDualState(x, y, multiplier=0 * y)
+        return PrimalDualState(x, y, multiplier=clients.adjoint(y))
 
     def round(self, clients: Clients, server: PrimalDualState) -> PrimalDualState:
         x, K = server.x, self.inner_steps

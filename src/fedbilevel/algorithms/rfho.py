@@ -58,6 +58,7 @@ class RFHO(Averages):
     exact = (
         "exact up to the remainder (I - lambda d2yy g)^T of the series, as the y of the last round counts as constant"
     )
+    alone = "RFHO"
     costs = (
         "In reverse, 2T + 1 exchanges per round: p + (3T - 1)d floats down with full participation and a warm start "
         "(d more for a client that missed the last round), of which (T - 1)d are points y_t sent again; p + 2Td up, "

@@ -35,7 +35,7 @@ class LocalDirections(Algorithm):
     local_steps_of: tuple[int, ...] = parameter((), "local steps of each client, if they differ", least=1, whole=True)
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> Point:
-        return Point(x, y, u=0 * y)
+        return Point(x, y, clients.adjoint(y))
 
     def collect(self, client: Client, key: Key, z: Point) -> tuple[Point, jax.Array]:
         """The sums of the directions and of their coefficients along the local path."""
@@ -112,6 +112,7 @@ class SimFBO(LocalDirections):
         "exact with one local step, or with local steps of size 0; otherwise client drift displaces the limit, in "
         "proportion to eta and to tau - 1, whatever gamma is"
     )
+    alone = "SOBA with constant steps (one local step and a shared batch)"
     costs = (
         "One exchange per round: p + 2d floats down and up; tau (2 Gf, 1 Gg, 1 J, 1 H) per client, 1 Gf with a shared "
         "batch"
@@ -156,6 +157,7 @@ class ShroFBO(LocalDirections):
     """
 
     exact = "exact with one local step, or with local steps of size 0; otherwise client drift displaces the limit"
+    alone = "SOBA with constant steps (one local step and a shared batch)"
     costs = (
         "One exchange per round: p + 2d floats down and up (and one number up); tau (2 Gf, 1 Gg, 1 J, 1 H) per "
         "client, 1 Gf with a shared batch"

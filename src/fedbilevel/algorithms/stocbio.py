@@ -36,6 +36,7 @@ class StocBiO(Averages):
     source = "reconstruction of the paper's formula without its text (the authors' code differs from the formula)"
     assumes = "g strongly convex in y"
     exact = "exact up to the remainder (I - eta d2yy g)^(Q+1) of the series; mini-batches do not change this mean"
+    alone = "stocBiO"
     costs = (
         "D + Q + 2 exchanges per round: p + (D + Q + 1)d floats down with full participation (d more for a client "
         "that missed the last round), 2p + (D + Q + 1)d up; D Gg, 1 Gf, Q H and 1 J per client. If the server holds "

@@ -48,6 +48,7 @@ class SUSTAIN(DoubleMomentum):
     source = "reconstruction without the paper's text"
     assumes = "g strongly convex in y"
     exact = "exact up to the remainder (I - d2yy g / L)^K of the series"
+    alone = "SUSTAIN"
     costs = (
         "k + 2 exchanges per round, k = K - 1 for the full series: p + (2k + 3)d floats down with full participation "
         "(p + d more for a client that missed the last round), 3p + (2k + 3)d up; 2 Gg, 2 Gf, 2k H and 2 J per "

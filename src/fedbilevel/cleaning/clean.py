@@ -9,6 +9,7 @@ import numpy as np
 
 from fedbilevel.cleaning.found import Found
 from fedbilevel.cleaning.search import clean_arrays
+from fedbilevel.data.inputs import are_paths
 from fedbilevel.data.own_tables import OwnTable
 from fedbilevel.data.reading import table
 from fedbilevel.errors import FedbilevelError, FedbilevelWarning
@@ -24,14 +25,14 @@ def clean(
     data: "pd.DataFrame | np.ndarray | str | Path | Sequence[str | Path]",
     labels: Any = None,
     *,
-    label: str | None = None,
-    client: str | None = None,
+    label: str | int | None = None,
+    client: str | int | None = None,
     clients: Any = None,
     trusted: Any = None,
     id: str | None = None,
-    drop: Sequence[str] = (),
-    categorical: Sequence[str] = (),
-    numeric: Sequence[str] = (),
+    drop: Sequence[str | int] = (),
+    categorical: Sequence[str | int] = (),
+    numeric: Sequence[str | int] = (),
     client_from: Literal["folder"] | None = None,
     features: Any = None,
     relabel: bool = False,
@@ -51,18 +52,18 @@ def clean(
             or several, one for each client; a folder of pictures.
         labels: the given labels, if the data are an array.
         label: the column with the given labels.
-        client: the column that says whose row it is.
-        clients: whose row it is, for each row; without ``client`` and ``clients``, every file is a client.
+        client: the column that says which client a row belongs to.
+        clients: the client of each row; without ``client`` and ``clients``, every file is a client.
         trusted: the column that says which labels were checked and are right; or that, for each row.
-        id: the column with what rows are called. Without it, they are called by their line, or by their index.
+        id: the column with the names of the rows. Without it, their lines name them, or the index of the data frame.
         drop: columns to leave out.
         categorical: columns whose values are names, even if they look like numbers.
         numeric: columns of numbers; other cells in them are errors.
         client_from: "folder": the folders of pictures are clients, and the folders in them classes.
-        features: an array (or an .npy file) with a row of numbers for each row of the table, which are looked at in
-            place of its columns.
+        features: an array, or an .npy file, with a row of numbers for each row of the table, to use in place of its
+            columns.
         relabel: give label issues their likely label in ``Found.cleaned``, instead of dropping them.
-        thorough: search longer, for about four times the cost.
+        thorough: search longer, for about five times the cost.
         seed: for everything random.
         progress: is called with the rounds done, and all rounds.
         checkpoint: a folder in which the search is saved, and continued from if it was interrupted.
@@ -72,6 +73,11 @@ def clean(
     if client is not None and clients is not None:
         raise FedbilevelError("give the clients either by the name of their column (client=) or as an array, not both.")
     check_seed(seed)
+    is_frame = hasattr(data, "iloc") and hasattr(data, "columns")
+    if labels is not None and are_paths(data):
+        raise FedbilevelError(
+            "labels as an array belong to features as an array; of a file, name the column with label=."
+        )
     read = table(
         data,
         label=label if labels is None else labels,
@@ -86,7 +92,8 @@ def clean(
     )
     settings = {"relabel": relabel, "thorough": thorough, "seed": seed}
     found = search(read, settings, progress, checkpoint)
-    is_frame = hasattr(data, "iloc") and hasattr(data, "columns")
+    for warning in found.warnings:
+        warnings.warn(warning, FedbilevelWarning, stacklevel=2)
     if not is_frame and labels is None:
         return found
     given = data if is_frame else (data, labels)
@@ -120,14 +127,14 @@ def search(
         progress=progress,
         checkpoint=checkpoint,
     )
-    if findings.warning:
-        warnings.warn(findings.warning, FedbilevelWarning, stacklevel=3)
     return Found(data, findings, settings, bool(settings.get("relabel")))
 
 
 def _column(data: Any, given: Any) -> Any:
     """A column of a frame by its name, or what was given in its place."""
-    return data[given] if isinstance(given, str) else given
+    if not isinstance(given, str | int | np.integer):
+        return given
+    return data.iloc[:, [str(name) for name in data.columns].index(str(given))]
 
 
 def _as_given(column: Any, rows: np.ndarray, numbers: np.ndarray, known: Sequence[str]) -> tuple[Any, ...]:

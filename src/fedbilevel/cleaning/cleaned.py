@@ -1,6 +1,5 @@
 """The data without their label issues, or with the likely labels: as people gave them, and as files."""
 
-import csv
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,8 +10,9 @@ import numpy as np
 from fedbilevel.cleaning.suspects import named
 from fedbilevel.data.cells import written
 from fedbilevel.data.columns import is_arrow
-from fedbilevel.data.folders import NAMED
+from fedbilevel.data.folders import picture_column
 from fedbilevel.data.own_tables import Part
+from fedbilevel.storage.csv_files import CsvWriter
 
 if TYPE_CHECKING:
     from fedbilevel.cleaning.found import Found
@@ -32,8 +32,9 @@ def without(found: "Found") -> Any:
     keep, labels = _kept(found, 0, len(found.data.parts[0].table))
     if isinstance(given, pd.DataFrame):
         cleaned = given.loc[keep].copy() if not keep.all() else given.copy()
-        if found.relabel and found.data.label in cleaned.columns:
-            place = list(cleaned.columns).index(found.data.label)
+        names = [str(name) for name in cleaned.columns]
+        if found.relabel and found.data.label in names:
+            place = names.index(found.data.label)
             for row, label in labels.items():
                 cleaned.iloc[row, place] = label
         return cleaned
@@ -74,7 +75,7 @@ def _inputs(found: "Found", folder: Path | None = None) -> Iterator[tuple[str, P
         for column in columns:
             if column == found.data.label and labels:
                 columns[column] = _replaced(columns[column], labels)
-            if part.pictures is not None and folder is not None and column == _picture_column(part):
+            if part.pictures is not None and folder is not None and column == picture_column(part.table):
                 columns[column] = [os.path.relpath(path, folder) for path in part.pictures]
         yield name, part, {column: _filtered(values, keep) for column, values in columns.items()}
 
@@ -90,25 +91,31 @@ def _kept(found: "Found", number: int, rows: int) -> tuple[np.ndarray, dict[int,
     return keep, {int(found.data.row[n]): found.classes[int(found.findings.predicted[n])] for n in own}
 
 
-def _picture_column(part: Part) -> str:
-    """The column that names the pictures."""
-    return next(name for name in part.table.names if name.lower() in NAMED)
-
-
 def _replaced(column: Any, labels: Mapping[int, Any]) -> Any:
     """A column with some other cells, of the same type."""
-    cells = column.to_pylist() if is_arrow(column) else list(column)
+    if is_arrow(column):
+        return _replaced_in_arrow(column, labels)
+    cells = list(column)
+    known = {written(cell): cell for cell in cells}
     for row, label in labels.items():
-        cells[row] = label
-    if not is_arrow(column):
-        return np.array(cells) if isinstance(column, np.ndarray) else cells
+        cells[row] = known.get(written(label), label)
+    if not isinstance(column, np.ndarray):
+        return cells
+    return np.array(cells) if column.dtype.kind in "US" else np.array(cells).astype(column.dtype)
+
+
+def _replaced_in_arrow(column: Any, labels: Mapping[int, Any]) -> Any:
+    """The same for a column of Arrow. Labels are text, which says exactly what the cells say."""
     import pyarrow
 
-    kind = column.type.value_type if pyarrow.types.is_dictionary(column.type) else column.type
-    if not pyarrow.types.is_string(kind) and not pyarrow.types.is_large_string(kind):
-        known = {written(cell): cell for row, cell in enumerate(cells) if row not in labels}
-        cells = [known.get(written(cell)) if row in labels else cell for row, cell in enumerate(cells)]
-    return pyarrow.array(cells, kind)
+    cells = column.to_pylist()
+    categories = pyarrow.types.is_dictionary(column.type)
+    kind = column.type.value_type if categories else column.type
+    typed = {label: pyarrow.scalar(label).cast(kind).as_py() for label in set(labels.values())}
+    for row, label in labels.items():
+        cells[row] = typed[label]
+    made = pyarrow.array(cells, kind)
+    return made.dictionary_encode().cast(column.type) if categories else made
 
 
 def _filtered(column: Any, keep: np.ndarray) -> Any:
@@ -128,12 +135,12 @@ def _frame(columns: Mapping[str, Any]) -> Any:
 def _write_text(path: Path, columns: Mapping[str, Any]) -> None:
     rows = len(next(iter(columns.values())))
     with path.open("w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",", lineterminator="\n")
-        table.writerow(columns)
+        table = CsvWriter(file, "\t" if path.suffix == ".tsv" else ",")
+        table.rows([list(columns)])
         for first in range(0, rows, AT_ONCE):
             some = slice(first, first + AT_ONCE)
             cells = [c[some].to_pylist() if is_arrow(c) else c[some] for c in columns.values()]
-            table.writerows(zip(*cells, strict=True))
+            table.rows(zip(*cells, strict=True))
 
 
 def _write_parquet(path: Path, columns: Mapping[str, Any]) -> None:

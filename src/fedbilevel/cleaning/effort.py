@@ -30,7 +30,7 @@ DEFAULT = Effort(rounds=100, step=0.03, folds=5, most=10)
 THOROUGH = Effort(rounds=150, step=0.02, folds=10, most=45)
 
 LINEAR = (Candidate("aware", 3e-2), Candidate("given", 3e-2), Candidate("cleaned", 1e-2))
-TRUSTED = (Candidate("trusted", 1e-2),)
+TRUSTED = (Candidate("trusted", 1e-2), Candidate("trusted", 2e-1))
 NOTHING_TRUSTED = tuple(Candidate("given", l2) for l2 in (1e-1, 3e-1, 1.0, 3.0, 10.0))
 """What is tried in addition if there are trusted rows, and if there are none: models of the labels as they are."""
 NETWORKS = (Candidate("aware", 3e-2),)
@@ -38,9 +38,8 @@ MORE = (
     ("networks", Candidate("aware", 1e-2)),
     ("linear", Candidate("aware", 1e-2)),
     ("linear", Candidate("aware", 1e-1)),
-    ("networks", Candidate("aware", 1e-1)),
     ("networks", Candidate("cleaned", 1e-2)),
-    ("linear", Candidate("aware", 3e-1)),
+    ("networks", Candidate("cleaned", 3e-3)),
     ("linear", Candidate("aware", 3e-3)),
     ("linear", Candidate("cleaned", 3e-2)),
 )

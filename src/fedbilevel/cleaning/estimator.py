@@ -42,7 +42,7 @@ class CleanClassifier(ClassifierMixin, BaseEstimator):
     Args:
         algorithm: the algorithm of the search: "auto", "fedbio" or "fedbioacc", or an algorithm of this library with
             its hyper-parameters.
-        thorough: search longer, for about four times the cost.
+        thorough: search longer, for about five times the cost.
         random_state: a seed of the search, or where to draw it from.
 
     Attributes:

@@ -19,11 +19,13 @@ from fedbilevel.data.reading import table
 from fedbilevel.data.table_files import is_function
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.runs.solve import check_seed
+from fedbilevel.storage.csv_files import CsvWriter
 from fedbilevel.storage.files import alone, new_folder, write_atomically
 from fedbilevel.storage.run_folder import CHECKPOINTS, CONFIG
 
 SUSPECTS, CLIENTS, SUMMARY, REPORT = "suspects.csv", "clients.csv", "summary.json", "report.html"
 SECTION = "clean"
+ESTIMATED = ("label_quality", "probability_wrong", "noise", "low", "high")
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,13 @@ class Search:
         features = None if self.features is None else str(Path(self.features).resolve())
         return dataclasses.replace(self, sources=sources, features=features)
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the page shows of it: files without their folders, so that it is the same from any working folder."""
+        known = {k: v for k, v in asdict(self).items() if v is not None and v != ()}
+        known["sources"] = tuple(Path(path).name or path for path in self.sources)
+        return known if self.features is None else {**known, "features": Path(self.features).name}
+
     def text(self) -> str:
         """As TOML."""
         asked = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items() if v not in (None, ())}
@@ -100,8 +109,7 @@ def run(asked: Search, data: OwnTable, folder: Path, progress: Progress | None =
     """Search, and write everything that was found into a folder."""
     with alone(folder):
         write_atomically(folder / CONFIG, asked.absolute().text().encode())
-        settings = {k: v for k, v in asdict(asked).items() if v is not None and v != ()}
-        found = search(data, settings, progress, folder / CHECKPOINTS)
+        found = search(data, asked.settings, progress, folder / CHECKPOINTS)
         save(found, folder)
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     return found
@@ -111,14 +119,25 @@ def save(found: Found, folder: Path) -> list[Path]:
     """Write what was found: tables, the cleaned data, the model, the page; ``summary.json`` comes last."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        found.suspects.to_csv(folder / SUSPECTS, index=False, float_format="%.6g")
-        found.noise.to_csv(folder / CLIENTS, index=False, float_format="%.6g")
+        _write_frame(folder / SUSPECTS, found.suspects)
+        _write_frame(folder / CLIENTS, found.noise)
         files = [folder / SUSPECTS, *cleaned.write(found, folder), folder / CLIENTS, found.model.save(folder)]
     except OSError as error:
         raise FedbilevelError(f"cannot write to {folder}: {error.strerror}.") from error
     files.append(page.write(found, folder / REPORT))
     write_atomically(folder / SUMMARY, json.dumps(summary(found), indent=1).encode())
     return [*files, folder / SUMMARY]
+
+
+def _write_frame(path: Path, frame: Any) -> None:
+    """A data frame as a CSV file, without its index. What was estimated has six digits; names are written in full."""
+    columns = [
+        [f"{cell:.6g}" for cell in column] if name in ESTIMATED else column.tolist() for name, column in frame.items()
+    ]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = CsvWriter(file)
+        table.rows([list(frame.columns)])
+        table.rows(zip(*columns, strict=True))
 
 
 def summary(found: Found) -> dict[str, Any]:

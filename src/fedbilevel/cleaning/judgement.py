@@ -12,6 +12,9 @@ WIDEST, WIDEST_UNTRUSTED = 0.25, 0.1
 """The widest 95 % interval of the share of wrong labels with which labels are called wrong, with trusted rows and
 without; with a wider one they are only ranked. Without trusted rows the interval is too narrow, because errors of the
 models count only as far as these are too sure or not sure enough."""
+HARD = 0.25
+"""The largest share of labels that models neither predict nor explain by noise, with which labels are called wrong
+without trusted rows: where some classes are mistaken for certain others, wrong labels look like a hard question."""
 HALF = 1.92  # half of the 95 % quantile of chi-squared with one degree of freedom
 
 
@@ -24,6 +27,10 @@ class Interval(NamedTuple):
     def identified(self, trusted: bool) -> bool:
         """Whether the share can be told from the data, in which some rows are trusted or none."""
         return self.high - self.low <= (WIDEST if trusted else WIDEST_UNTRUSTED)
+
+    def or_hard(self, disagreement: float) -> "Interval":
+        """Without trusted rows: up to the share of labels that models do not predict, if that is far more."""
+        return Interval(self.low, disagreement) if disagreement > self.high + HARD else self
 
 
 def interval(profile: Array, level: float) -> Interval:

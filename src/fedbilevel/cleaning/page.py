@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from fedbilevel.cleaning.found import Found
 from fedbilevel.cleaning.shares import Share, confusion, shares
-from fedbilevel.cleaning.words import cell, percent
+from fedbilevel.cleaning.words import cell, percent, probable
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.report import page
 from fedbilevel.storage.files import write_atomically
@@ -25,7 +25,13 @@ THUMBNAIL = 160  # pixels
 
 HERE = Path(__file__).parent
 TEMPLATES = page.TEMPLATES.overlay(loader=ChoiceLoader([FileSystemLoader(HERE), FileSystemLoader(page.HERE)]))
-TEMPLATES.filters = {**page.TEMPLATES.filters, "percent": percent, "cell": cell, "thousands": lambda n: f"{n:,}"}
+TEMPLATES.filters = {
+    **page.TEMPLATES.filters,
+    "percent": percent,
+    "probable": probable,
+    "cell": cell,
+    "thousands": lambda n: f"{n:,}",
+}
 
 
 def write(found: Found, path: Path) -> Path:
@@ -46,7 +52,9 @@ def render(found: Found) -> str:
     counted = confusion(suspects, found.classes)
     pairs = counted.pairs(20)
     gallery = found.pictures is not None
-    return TEMPLATES.get_template("page.html").render(
+    return TEMPLATES.get_template(
+        "page.html"
+    ).render(
         title=found.title,
         facts=_facts(found),
         warnings=found.warnings,
@@ -60,6 +68,7 @@ def render(found: Found) -> str:
         pairs_of_classes=pairs,
         class_count=len(found.classes),
         gallery=gallery,
+        looked_at=bool(found.data.parts[0].cells),  # other columns may be texts, which people read
         columns=[] if gallery else list(found.columns)[:MOST_COLUMNS],
         worst=_worst(found, MOST_PICTURES if gallery else MOST_ROWS),
         gain=_gain(found),

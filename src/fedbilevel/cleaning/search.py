@@ -101,6 +101,9 @@ def clean_arrays(
 
     order = np.argsort(np.concatenate(owned))
     together = Said(*(np.concatenate(parts)[order] for parts in zip(*said, strict=True)))
+    if not sure.any():
+        overall = overall.or_hard(float(np.mean(together.right.argmax(1) != labels)))
+        identified = overall.identified(False)
     wrong = np.where(sure, 0.0, 1 - at(together.posterior, labels))
     quality = at(together.right, labels)
     if sure.any() and identified:

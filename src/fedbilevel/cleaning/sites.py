@@ -167,6 +167,7 @@ def judge(
     remarks, identified = [], True
     if not facts["sum trusted"] > 0 and not checked.all():
         share = interval(profile(design, x, y, inputs, labels, fold, trusted), float(wrong[~checked].mean()))
+        share = share.or_hard(float(np.mean(said.right.argmax(1) != labels)))
         identified = share.identified(trusted=False)
         remarks = [NOTHING_TRUSTED] + ([] if identified else [NOT_IDENTIFIED.format(low=share.low, high=share.high)])
     quality = at(said.right.astype(float), labels)

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedbilevel.cleaning.found import Found
-from fedbilevel.cleaning.words import cell, percent
+from fedbilevel.cleaning.words import cell, percent, probable
 from fedbilevel.data.own_tables import OwnTable
 
 MOST_CLIENTS, MOST_ROWS = 20, 15
@@ -90,5 +90,5 @@ def worst(found: Found) -> Table:
     shown.add_column("wrong", justify="right")
     for _, row in rows.iterrows():
         names = (row[name] for name in ("row", *several, "given_label", "predicted_label"))
-        shown.add_row(*map(text, names), percent(row["probability_wrong"]))
+        shown.add_row(*map(text, names), probable(float(row.at["probability_wrong"])))
     return shown

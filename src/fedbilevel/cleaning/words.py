@@ -17,6 +17,15 @@ def percent(share: Any) -> str:
     return {"0.0 %": "< 0.1 %", "100.0 %": "> 99.9 %"}.get(text, text)
 
 
+def probable(probability: float) -> str:
+    """The probability that a label is wrong, as an estimate: never 0 or 1.
+
+    >>> probable(1.0), probable(0.5)
+    ('> 99.9 %', '50.0 %')
+    """
+    return percent(min(max(probability, 1e-9), 1 - 1e-9))
+
+
 def cell(value: Any, most: int = 60) -> str:
     """A value of somebody's table: short, on one line, with nothing that a terminal obeys; nothing if it is missing.
 

@@ -92,7 +92,7 @@ def show_plan(
     set_: Set = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show what a round costs each client: exchanges, floats, oracle calls. Found by tracing; nothing is run."""
+    """Show what a round costs each client: exchanges, floats, oracle calls, samples. Nothing is run."""
     more = {} if sample is None else {"sample": sample}
     experiment = experiment_of(task, {"algorithm": algorithm, **more, **settings_of(set_, clients, data)})
     experiment, made, chosen, _ = experiment.build()
@@ -108,6 +108,7 @@ def show_plan(
                     "p": cost.p,
                     "d": cost.d,
                     **cost.oracles,
+                    "samples": cost.samples,
                 }
             )
         )
@@ -117,14 +118,18 @@ def show_plan(
 
 
 def _show_plan(cost: Plan, shared: tuple[int, int] | None, title: str) -> None:
-    table = Table("exchange", *(("floats down", "floats up")), *ORACLES, title=title, title_justify="left")
+    table = Table("exchange", *(("floats down", "floats up")), *ORACLES, "samples", title=title, title_justify="left")
     for e in cost.round:
         for at in (at for at in np.ndindex(e.down.shape) if None in e.loops or e.times()[at]):
-            counts = [str(e.oracles[oracle]) for oracle in ORACLES]
+            counts = [*(str(e.oracles[oracle]) for oracle in ORACLES), f"{e.samples:,.0f}"]
             table.add_row(e.method + _often(e, at), f"{e.down[at]:,}", f"{e.up:,}", *counts)
     table.add_section()
     table.add_row(
-        f"{cost.exchanges} exchange(s)", f"{cost.down:,}", f"{cost.up:,}", *(str(cost.oracles[o]) for o in ORACLES)
+        f"{cost.exchanges} exchange(s)",
+        f"{cost.down:,}",
+        f"{cost.up:,}",
+        *(str(cost.oracles[oracle]) for oracle in ORACLES),
+        f"{cost.samples:,}",
     )
     console.print(table)
     console.print(
@@ -137,7 +142,9 @@ def _show_plan(cost: Plan, shared: tuple[int, int] | None, title: str) -> None:
             highlight=False,
         )
     console.print(
-        "Gf, Gg: gradients of the upper and lower loss; J: cross products; H: Hessian products.", highlight=False
+        "Gf, Gg: gradients of the upper and lower loss; J: cross products; H: Hessian products; samples: the rows in "
+        "their batches, a row once for each call.",
+        highlight=False,
     )
 
 

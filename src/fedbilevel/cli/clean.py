@@ -21,43 +21,51 @@ def clean(
     sources: Annotated[
         list[str],
         typer.Argument(
-            metavar="SOURCE...",
+            metavar="SOURCE",
             help="A CSV, TSV or Parquet file; several, one for each client; or a folder of pictures.",
             show_default=False,
         ),
     ],
     label: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column with the labels.")] = None,
-    client: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column that says whose row it is.")] = None,
+    client: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="The column that says which client a row belongs to.")
+    ] = None,
     client_from: Annotated[
         str | None,
         typer.Option(metavar="folder", help="The folders of pictures are clients, and the folders in them classes."),
     ] = None,
     trusted: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="The column that says which labels were checked: yes or no.")
+        str | None,
+        typer.Option(metavar="COLUMN", help="The column that marks labels which somebody has checked: yes or no."),
     ] = None,
-    id: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column with what rows are called.")] = None,
+    id: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="The column with the names of the rows. Default: their lines.")
+    ] = None,
     features: Annotated[
-        str | None, typer.Option(metavar="FILE.npy", help="Numbers to look at in place of the columns: one row each.")
+        str | None,
+        typer.Option(
+            metavar="FILE.npy", help="Features to use in place of the columns: a row for each row of the table."
+        ),
     ] = None,
     drop: Annotated[Columns, typer.Option(metavar="COLUMN", help="Leave a column out. May be repeated.")] = None,
     categorical: Annotated[
-        Columns, typer.Option(metavar="COLUMN", help="Values are names, even if they look like numbers.")
+        Columns, typer.Option(metavar="COLUMN", help="Treat numbers in a column as names. May be repeated.")
     ] = None,
     numeric: Annotated[
-        Columns, typer.Option(metavar="COLUMN", help="Values are numbers; anything else is an error.")
+        Columns, typer.Option(metavar="COLUMN", help="Refuse anything but numbers in a column. May be repeated.")
     ] = None,
     relabel: Annotated[
         bool,
         typer.Option(
-            "--relabel", help="Give suspects their likely label in the cleaned data, instead of dropping them."
+            "--relabel", help="Correct suspicious labels in the cleaned data, instead of dropping their rows."
         ),
     ] = False,
-    thorough: Annotated[bool, typer.Option("--thorough", help="Search longer, for about four times the cost.")] = False,
+    thorough: Annotated[bool, typer.Option("--thorough", help="Search longer, for about five times the cost.")] = False,
     seed: Annotated[int, typer.Option(help="Seed for everything random.")] = 0,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Find wrong labels in your own table or pictures, and write them down, worst first."""
+    """Find wrong labels in your own tables or pictures, and list them, the worst first."""
     asked = folders.Search(
         tuple(sources), label, client, client_from, trusted, id, features,
         _columns(drop), _columns(categorical), _columns(numeric), relabel, thorough, seed,

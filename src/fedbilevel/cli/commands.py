@@ -15,6 +15,7 @@ from fedbilevel.cli.predict import predict
 from fedbilevel.cli.report import watch, write_report
 from fedbilevel.cli.reproduce import reproduce
 from fedbilevel.cli.run import init, resume, run
+from fedbilevel.cli.steps import steps
 from fedbilevel.cli.tune import tune
 from fedbilevel.errors import FedbilevelError, FedbilevelWarning, Stopped
 from fedbilevel.federation.cli import app as federation
@@ -25,7 +26,7 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="Fe
 COMMANDS = {
     "clean": clean, "predict": predict, "run": run, "resume": resume, "init": init, "compare": compare,
     "report": write_report, "watch": watch, "tune": tune, "reproduce": reproduce, "algorithms": algorithms,
-    "tasks": tasks, "plan": show_plan, "new": new,
+    "tasks": tasks, "plan": show_plan, "steps": steps, "new": new,
 }  # fmt: skip
 
 

@@ -35,6 +35,10 @@ def compare(
     tuned: Annotated[
         Path | None, typer.Option(help="Folder of a search: compare with the hyper-parameters that it found.")
     ] = None,
+    until: Annotated[
+        str,
+        typer.Option(help="End each run when a column is at most this, such as hypergradient=1e-3; compare the costs."),
+    ] = "",
     set_: Set = None,
     jobs: Annotated[int, typer.Option(help="Number of processes. Default: one per core.", min=0)] = 0,
     out: Annotated[
@@ -49,7 +53,7 @@ def compare(
         asked: dict[str, Any] = {name: str(value) for name, value in fields.items() if value is not None}
         experiment = experiment_of(task, {**asked, **settings_of(set_, clients, data)}, comparing=True)
         chosen = comparisons.parse_seeds(seeds) if seeds else [experiment.seed]
-        comparison = comparisons.of_file(experiment, algorithms, chosen, tuned)
+        comparison = comparisons.of_file(experiment, algorithms, chosen, tuned, until)
         compare_and_show(comparison, out, jobs, as_json)
 
 

@@ -51,17 +51,15 @@ DataNames = Annotated[
     ),
 ]
 Label = Annotated[str | None, typer.Option(help="Column of your table with the labels.")]
-Client = Annotated[str | None, typer.Option(help="Column that says which client has a row.")]
-Trusted = Annotated[str | None, typer.Option(help="Column that says whether a label was checked: yes or no.")]
-Id = Annotated[str | None, typer.Option("--id", help="Column with what rows are called. Default: their line.")]
+Client = Annotated[str | None, typer.Option(help="Column that says which client a row belongs to.")]
+Trusted = Annotated[str | None, typer.Option(help="Column that marks labels which somebody has checked: yes or no.")]
+Id = Annotated[str | None, typer.Option("--id", help="Column with the names of the rows. Default: their lines.")]
 Drop = Annotated[list[str] | None, typer.Option(help="Column to leave out. May be repeated.")]
 Categorical = Annotated[
     list[str] | None,
-    typer.Option(help="Column whose values are names, even if they look like numbers. May be repeated."),
+    typer.Option(help="Treat numbers in a column as names. May be repeated."),
 ]
-Numeric = Annotated[
-    list[str] | None, typer.Option(help="Column of numbers; anything else in it is an error. May be repeated.")
-]
+Numeric = Annotated[list[str] | None, typer.Option(help="Refuse anything but numbers in a column. May be repeated.")]
 ClientFrom = Annotated[
     str | None, typer.Option(help="'folder': the folders of pictures are clients, the folders in them classes.")
 ]

@@ -17,7 +17,7 @@ def predict(
     ],
     out: Annotated[Path, typer.Option(help="CSV file to write.")] = Path("predictions.csv"),
     id_: Annotated[
-        str | None, typer.Option("--id", help="Column with what rows are called. Default: their line.")
+        str | None, typer.Option("--id", help="Column with the names of the rows. Default: their lines.")
     ] = None,
 ) -> None:
     """Predict the classes of new rows with a trained model."""

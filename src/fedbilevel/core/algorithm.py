@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Literal, Self
 import jax
 
 from fedbilevel.core.client import Client
-from fedbilevel.core.parameters import check_fields, is_argument
+from fedbilevel.core.parameters import check_fields, is_argument, may_change
+from fedbilevel.core.schedules import Schedule
 from fedbilevel.core.server import Clients
 from fedbilevel.core.types import Key, Step
 from fedbilevel.core.vectors import Vector, is_vector
@@ -47,13 +48,15 @@ class Algorithm(ABC):
     """The step size of each vector of the server's state, by name: what to lower when that vector diverges."""
 
     citation: ClassVar[str] = ""
-    """The paper, and which part of it this implements. For readers, like the four texts below."""
+    """The paper, and which part of it this implements. For readers, like the five texts below."""
     source: ClassVar[str] = ""
     """Whether the code "follows the paper", or is a "reconstruction", and from what."""
     assumes: ClassVar[str] = ""
     """What the theory assumes of f, g and the clients."""
     exact: ClassVar[str] = ""
     """Whether it converges to the solution when clients differ, or where else."""
+    alone: ClassVar[str] = ""
+    """Which algorithm of a single machine it is with one client."""
     costs: ClassVar[str] = ""
     """Exchanges, floats and oracle calls of a round, as a formula in the hyper-parameters."""
 
@@ -81,6 +84,19 @@ class Algorithm(ABC):
         parts, _ = jax.tree_util.tree_flatten_with_path(server, is_leaf=is_vector)
         vectors = [(path, part) for path, part in parts if is_vector(part)]
         return {jax.tree_util.keystr(path[-1:], simple=True): vector for path, vector in reversed(vectors)}
+
+    def at(self, round: int | jax.Array) -> Self:
+        """This algorithm as it is in one round, counted from 0 (``init`` counts as the first): numbers that were given
+        as schedules have their values. Engines ask for it, so that algorithms only see numbers.
+        """
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        change = [f.name for f in dataclasses.fields(self) if may_change(f) and isinstance(values[f.name], Schedule)]
+        if not change:
+            return self
+        now = object.__new__(type(self))
+        for name, value in values.items():
+            object.__setattr__(now, name, value(round) if name in change else value)
+        return now
 
     def check(self) -> None:
         """Refuse combinations of hyper-parameters that make no sense (raise FedbilevelError)."""

@@ -115,11 +115,15 @@ def check_values(split: str, parts: Sequence[Held], seen: set[int]) -> None:
                     continue
                 seen.add(id(array))
             kind = array.dtype if hasattr(array, "dtype") else np.asarray(array).dtype
-            if kind.kind == "f":
+            if kind.kind in "fc":
                 values = np.asarray(array)
-                if not (finite := np.isfinite(values)).all():
+                with np.errstate(over="ignore"):
+                    used = values.astype(jax.dtypes.canonicalize_dtype(kind), copy=False)
+                if not (finite := np.isfinite(used)).all():
                     row = np.argwhere(~finite)[0]
-                    said = f"contains {values[tuple(row)]} in row {row[0]}: fill it in, or leave the row out"
+                    value = values[tuple(row)]
+                    large = ", which is infinite in single precision" if np.isfinite(value) else ""
+                    said = f"contains {value} in row {row[0]}{large}: fill it in, or leave the row out"
                     raise _bad(holder, split, rows, place, said)
             elif kind.kind in "OUSMm":
                 said = {"U": "text", "S": "text", "O": "objects"}.get(kind.kind, "dates")

@@ -12,6 +12,7 @@ from jax import lax
 from fedbilevel.core.objective import Objective, Tally
 from fedbilevel.core.problem import Problem
 from fedbilevel.core.rows import Rows
+from fedbilevel.core.sampling import advance
 from fedbilevel.core.types import Carry, Key, Value
 from fedbilevel.core.vectors import Vector
 
@@ -72,8 +73,8 @@ class Client:
             with self.tally.repeated(times):
                 return body(carry, key, jnp.asarray(0))
         if times <= 1:
-            return body(carry, jax.random.fold_in(key, 0), 0) if times else carry
-        return lax.fori_loop(0, times, lambda i, carry: body(carry, jax.random.fold_in(key, i), i), carry)
+            return body(carry, advance(key, 0, times), 0) if times else carry
+        return lax.fori_loop(0, times, lambda i, carry: body(carry, advance(key, i, times), i), carry)
 
     def at_both(self, function: Callable[[Carry], Value], one: Carry, other: Carry) -> tuple[Value, Value]:
         """``function(one), function(other)``, compiled once and run one after the other: for slow compilations."""

@@ -11,6 +11,7 @@ from fedbilevel.core.client import Client
 from fedbilevel.core.objective import Tally
 from fedbilevel.core.problem import Problem
 from fedbilevel.core.rows import Lookup, Rows, columns
+from fedbilevel.core.sampling import Sampling
 from fedbilevel.core.types import Tree
 from fedbilevel.errors import FedbilevelError
 
@@ -41,13 +42,19 @@ class Layout(NamedTuple):
     ragged: tuple[bool, bool]
     batch_sizes: tuple[int | None, int | None]
     server: bool = False  # whether the validation rows are the server's, the same for all clients
+    sampling: Sampling = "replacement"  # how batches are drawn
+
+    def rows(self, data: Data) -> dict[str, float]:
+        """How many rows of f and of g a client has; the mean where clients differ."""
+        holders = {"f": (data.val, 1 if self.server else self.clients), "g": (data.train, self.clients)}
+        return {loss: len(columns(split.arrays)[0][0]) / count for loss, (split, count) in holders.items()}
 
     def client(
         self, problem: Problem, data: Data, id: jax.Array | int, weight: jax.Array, tally: Tally | None = None
     ) -> Client:
         """Client number ``id`` (an array in a compiled program)."""
         train, val = (
-            Rows(shards.arrays, shards.start[id], shards.rows[id], longest, ragged)
+            Rows(shards.arrays, shards.start[id], shards.rows[id], longest, ragged, self.sampling)
             for shards, longest, ragged in zip((data.train, data.val), self.longest, self.ragged, strict=True)
         )
         return Client(problem, train, val, weight, self.batch_sizes, id, self.clients, tally)

@@ -1,8 +1,10 @@
 """One client's loss, seen through its batches: value, gradients, second-order products."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +16,24 @@ from fedbilevel.errors import FedbilevelError
 
 
 class Tally(Counter[str]):
-    """Counts oracle calls while a client function is traced: gradients Gf, Gg, cross products J, Hessian products H."""
+    """Counts oracle calls while a client function is traced: gradients Gf, Gg, cross products J, Hessian products H.
+
+    ``samples`` counts the rows of their batches, a row once for each call. ``rows`` are those of a batch of all the
+    data, by the name of the loss.
+    """
 
     times: int = 1
+    samples: float = 0
+    rows: Mapping[str, float] = MappingProxyType({"f": 1, "g": 1})
+
+    def count(self, oracle: str, loss: str, size: float | None, calls: int = 1) -> None:
+        """Some calls of an oracle, each on a batch of this size."""
+        self[oracle] += calls * self.times
+        self.samples += calls * self.times * (self.rows[loss] if size is None else size)
+
+    def clear(self) -> None:
+        super().clear()
+        self.samples = 0
 
     @contextmanager
     def repeated(self, times: int) -> Iterator[None]:
@@ -34,6 +51,20 @@ class Objective:
 
     def __init__(self, loss: Loss, name: str, rows: Rows, size: int | None, tally: Tally | None = None) -> None:
         self._loss, self._name, self._rows, self._size, self._tally = loss, name, rows, size, tally
+        self._whole: tuple[Any, int] | None = None  # of a block: the rows of all blocks, and how many there are
+
+    def block(self, number: int | jax.Array, blocks: int) -> "Objective":
+        """The loss on one of so many blocks of neighbouring rows, in shares of the whole: the mean over all blocks is
+        the loss on all rows, also where blocks differ in size. Its batches are the whole block, whatever the key.
+        """
+        rows = self._rows
+        first, last = (rows.size * n // blocks for n in (number, number + 1))
+        part = rows._replace(
+            start=rows.start + first, size=last - first, longest=-(-rows.longest // blocks), ragged=True
+        )
+        objective = Objective(self._loss, self._name, part, None, self._tally)
+        objective._whole = rows.size, blocks
+        return objective
 
     def value(self, x: Vector, y: Vector, key: Key) -> jax.Array:
         """The loss."""
@@ -69,8 +100,7 @@ class Objective:
 
     def hessian(self, x: Vector, y: Vector, key: Key) -> jax.Array:
         """The matrix ``d2yy`` on one batch, in the order of ``y.flat()``; counted as one product per column."""
-        if self._tally is not None:
-            self._tally["H"] += y.size * self._tally.times
+        self._count("H", y.size)
         loss = self._on(key)
         return jax.hessian(lambda flat: loss(x.tree, y.like(flat).tree))(y.flat())
 
@@ -83,10 +113,11 @@ class Objective:
         (_, dy), (dxy, dyy) = jax.jvp(lambda y: jax.grad(loss, (0, 1))(x.tree, y), (y.tree,), (v.tree,))
         return Vector(dy, "y"), Vector(dxy, "x"), Vector(dyy, "y")
 
-    def _count(self, oracle: str) -> None:
+    def _count(self, oracle: str, calls: int = 1) -> None:
         if self._tally is not None:
             name = oracle + self._name if oracle == "G" else oracle
-            self._tally[name] += self._tally.times
+            size = self._size if self._whole is None else self._tally.rows[self._name] / self._whole[1]
+            self._tally.count(name, self._name, size, calls)
 
     def _on(self, key: Key) -> Callable[[Tree, Tree], jax.Array]:
         """The loss on the batch of this name, as a function of (x, y)."""
@@ -102,7 +133,8 @@ class Objective:
 
         def mean(x: Tree, y: Tree) -> jax.Array:
             each = jax.vmap(lambda row: self._scalar(x, y, jax.tree.map(lambda a: a[None], row)))(batch)
-            return jnp.sum(jnp.where(own, each, 0)) / rows.size
+            total = jnp.sum(jnp.where(own, each, 0))
+            return total / rows.size if self._whole is None else total * self._whole[1] / self._whole[0]
 
         return mean
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
 
-from fedbilevel.core.schedules import Schedule, parse
+from fedbilevel.core.schedules import Schedule, parse, scale_of
 from fedbilevel.errors import FedbilevelError
 
 
@@ -26,6 +26,10 @@ def parameter(
 
     Floats and schedules are arguments of the compiled program, so that another step size compiles nothing. A float that
     decides *what* is computed (``if self.momentum > 0``) is ``static``: another value is another program.
+
+    Every other float may be given as a schedule of rounds, ``lr_upper="power(0.5, -0.5)"``, and an algorithm need not
+    know: in each round it sees the number of this round (:meth:`Algorithm.at`). A field of the *type* ``Schedule`` is a
+    function that the algorithm itself calls with a time of its own, for instance of local steps.
     """
     known = {"help": help, "above": above, "least": least, "tune": tune, "choices": choices, "whole": whole}
     return dataclasses.field(default=default, metadata={**known, "static": static})
@@ -41,6 +45,24 @@ def is_argument(field: "dataclasses.Field[Any]", value: Any) -> bool:
     return not infinite and not isinstance(value, bool | int | str | tuple | None)
 
 
+def may_change(field: "dataclasses.Field[Any]") -> bool:
+    """Whether a hyper-parameter is a number that may be a schedule of rounds instead."""
+    number = field.type is float or field.type == "float"
+    return number and isinstance(field.default, float | Schedule) and not field.metadata.get("static")
+
+
+def _of_rounds(owner: str, name: str, value: Schedule) -> float | Schedule:
+    """A schedule that is finite in the first round, t = 0; a constant one as its number."""
+    if value.exponent == 0:
+        return value.scale
+    if not value.offset > 0:
+        raise FedbilevelError(
+            f"{owner}: {name} counts rounds from t = 0, so the offset of its schedule must be greater than 0, but is "
+            f"{value.offset}."
+        )
+    return value
+
+
 def check_fields(owner: Any) -> None:
     """Convert every hyper-parameter of a frozen dataclass to its field's type, and refuse what is out of bounds."""
     name = type(owner).__name__
@@ -50,6 +72,12 @@ def check_fields(owner: Any) -> None:
             value = value if isinstance(value, Schedule) else parse(value)
             object.__setattr__(owner, field.name, value)
             value = value.scale
+        elif may_change(field):
+            value = parse(value) if isinstance(value, str) else value
+            given = isinstance(value, Schedule)
+            value = _of_rounds(name, field.name, value) if given else _number(name, field.name, value, 0.0)
+            object.__setattr__(owner, field.name, value)
+            value = scale_of(value)
         elif isinstance(field.default, int | float):
             value = _number(name, field.name, value, field.default)
             object.__setattr__(owner, field.name, value)
@@ -57,7 +85,7 @@ def check_fields(owner: Any) -> None:
             value = _numbers(name, field.name, value, known)
             object.__setattr__(owner, field.name, value)
         elif known.get("choices") and value not in known["choices"]:
-            raise FedbilevelError(f"{name}: {field.name} must be {' or '.join(known['choices'])}, but is {value!r}.")
+            raise FedbilevelError(f"{name}: {field.name} must be {' or '.join(known['choices'])}, not {value!r}.")
         if isinstance(value, int | float) and not isinstance(value, bool):
             _bound(name, field.name, value, known)
 
@@ -70,7 +98,7 @@ def _number(owner: str, name: str, value: Any, like: float) -> float:
     if kind is bool and isinstance(value, bool):
         return value
     what = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
-    raise FedbilevelError(f"{owner}: {name} must be {what}, but is {value!r}.")
+    raise FedbilevelError(f"{owner}: {name} must be {what}, not {value!r}.")
 
 
 def _numbers(owner: str, name: str, value: Any, known: Mapping[str, Any]) -> tuple[float, ...]:
@@ -86,8 +114,8 @@ def _numbers(owner: str, name: str, value: Any, known: Mapping[str, Any]) -> tup
 def _bound(owner: str, name: str, value: float, known: Mapping[str, Any]) -> None:
     above, least = known.get("above"), known.get("least")
     if above is not None and not value > above:
-        raise FedbilevelError(f"{owner}: {name} must be greater than {above}, but is {value}.")
+        raise FedbilevelError(f"{owner}: {name} must be greater than {above}, not {value}.")
     if isinstance(value, int) and value >= 2**31:
-        raise FedbilevelError(f"{owner}: {name} must be below 2^31, but is {value}.")
+        raise FedbilevelError(f"{owner}: {name} must be below 2^31, not {value}.")
     if least is not None and not value >= least:
-        raise FedbilevelError(f"{owner}: {name} must be at least {least}, but is {value}.")
+        raise FedbilevelError(f"{owner}: {name} must be at least {least}, not {value}.")

@@ -53,7 +53,7 @@ class Problem:
                 kind = type(getattr(self, name)).__name__
                 raise FedbilevelError(f"{name} must be a function, {name}{form}, but is {kind}.")
         if self.lower_level not in ("global", "local"):
-            raise FedbilevelError(f"lower_level must be 'global' or 'local', but is '{self.lower_level}'.")
+            raise FedbilevelError(f"lower_level must be 'global' or 'local', not '{self.lower_level}'.")
         if self.weighting and (self.private_x or self.lower_level == "local"):
             raise FedbilevelError("weighting=True needs a shared x and a global lower level.")
         if self.weighting and self.project_x is None:

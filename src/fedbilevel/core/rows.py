@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedbilevel.core.sampling import Sampling, draw
 from fedbilevel.core.types import Key, Tree
 
 
@@ -76,6 +77,25 @@ def own_tables(rows: Tree) -> Tree:
     return jax.tree.map(own, rows, is_leaf=lambda part: isinstance(part, Lookup))
 
 
+def as_arrays(rows: Tree, known: dict[int, tuple[Any, np.ndarray]]) -> Tree:
+    """The same rows with the arrays of other libraries, such as PyTorch's tensors, as those of numpy: not copied where
+    both can share the memory. ``known`` keeps what was converted, because lookups may share a table.
+    """
+
+    def array(leaf: Any) -> Any:
+        if not _foreign(leaf):
+            return leaf
+        if id(leaf) not in known:
+            known[id(leaf)] = (leaf, np.asarray(leaf))
+        return known[id(leaf)][1]
+
+    return jax.tree.map(array, rows) if any(map(_foreign, jax.tree.leaves(rows))) else rows
+
+
+def _foreign(leaf: Any) -> bool:
+    return hasattr(leaf, "__array__") and not isinstance(leaf, np.ndarray | np.generic | jax.Array)
+
+
 class Rows(NamedTuple):
     """The rows of one client: ``size`` rows of some arrays, from row ``start``. Never padded, never copied."""
 
@@ -84,10 +104,11 @@ class Rows(NamedTuple):
     size: jax.Array | int
     longest: int  # of all clients: the shape of a full batch
     ragged: bool  # whether clients differ in size
+    sampling: Sampling = "replacement"
 
     def draw(self, key: Key, size: int) -> Tree:
-        """A batch of rows drawn uniformly with replacement; the same key gives the same rows."""
-        return self._take(jax.random.randint(key, (size,), 0, self.size))
+        """A batch of rows; the same key gives the same rows."""
+        return self._take(draw(key, size, self.size, self.sampling))
 
     def all(self) -> Tree:
         """All rows; clients with fewer than the longest repeat their last row."""

@@ -34,7 +34,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.exponent != 0 and not self.offset > -1:
-            raise FedbilevelError(f"the offset of a schedule must be greater than -1, but is {self.offset}.")
+            raise FedbilevelError(f"the offset of a schedule must be greater than -1, not {self.offset}.")
 
     def tree_flatten(self) -> tuple[tuple[float, float], float]:
         return (self.scale, self.offset), self.exponent
@@ -49,7 +49,7 @@ class Schedule:
     def __call__(self, t: int | jax.Array) -> float | jax.Array:
         if self.exponent == 0:
             return self.scale
-        return self.scale * (self.offset + jnp.asarray(t, float)) ** self.exponent
+        return self.scale * (self.offset + jnp.asarray(t)) ** self.exponent
 
     def largest(self) -> float:
         """The largest value from t = 1 on (infinite for growing schedules)."""
@@ -76,6 +76,13 @@ def cube_root(delta: float, offset: float) -> Schedule:
 def power(scale: float, exponent: float, offset: float = 1.0) -> Schedule:
     """c_t = scale * (offset + t)^exponent, for instance the growing penalty of MeFBO."""
     return Schedule(scale, exponent, offset)
+
+
+def largest(value: float | Schedule) -> float:
+    """A number, or the largest value of a schedule of rounds, which are counted from 0."""
+    if not isinstance(value, Schedule):
+        return value
+    return float("inf") if value.exponent > 0 else float(value.scale * value.offset**value.exponent)
 
 
 def scale_of(value: float | Schedule) -> float:

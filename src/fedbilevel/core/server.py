@@ -44,6 +44,11 @@ class Each:
         """The same rows in another order."""
         return jax.tree.map(lambda a: a[order], self)
 
+    def where(self, some: jax.Array, others: "Each") -> "Each":
+        """These rows where ``some`` is true, and those of others elsewhere."""
+        choose = lambda a, b: jnp.where(some.reshape(-1, *(1,) * (jnp.ndim(a) - 1)), a, b)
+        return jax.tree.map(choose, self, others)
+
 
 class Replies(ABC):
     """What came back from one exchange."""
@@ -103,6 +108,10 @@ class Clients(ABC):
     @abstractmethod
     def f(self) -> Objective:
         """The upper loss on the server's own validation rows."""
+
+    @abstractmethod
+    def adjoint(self, y: Vector) -> Vector:
+        """Where the adjoint u starts, for ``init``: what the user gave, or 0 in the space of y."""
 
     @abstractmethod
     def sample(self, size: int) -> "Clients":

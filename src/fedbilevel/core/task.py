@@ -23,9 +23,10 @@ from fedbilevel.core.data import SPLITS, Data, Held, Joined, Layout, held
 from fedbilevel.core.digest import digest
 from fedbilevel.core.presentation import Presentation, Suggestion
 from fedbilevel.core.problem import Problem
-from fedbilevel.core.rows import own_tables, take
+from fedbilevel.core.rows import as_arrays, own_tables, take
+from fedbilevel.core.sampling import SAMPLINGS, Sampling
 from fedbilevel.core.types import Tree
-from fedbilevel.errors import FedbilevelError
+from fedbilevel.errors import FedbilevelError, UnknownName
 
 BatchSize = int | None | Mapping[str, int | None]
 MOST_ROWS = 1_000_000
@@ -42,8 +43,11 @@ class Task:
             The lower loss sees batches of "train", the upper loss batches of "val".
         weights: the clients' weights w_m: None for 1/M each, "size" for the number of training rows, or one number per
             client.
-        batch_size: rows per batch, drawn with replacement; None uses all rows; ``{"train": 64, "val": None}`` sets them
-            separately.
+        batch_size: rows per batch; None uses all rows; ``{"train": 64, "val": None}`` sets them separately.
+        sampling: how batches are drawn from a client's rows. "replacement": every row uniformly and independently, as
+            the theory of most algorithms assumes. "epochs": all rows in random order, then again in another order.
+            "blocks": neighbouring rows, in an order of blocks that is drawn once. The batches of every term of an
+            algorithm walk on their own, and a client that does not take part in a round skips its batches.
         server: validation rows that the server holds, instead of "val" at the clients: the upper loss sees these.
         metrics: ``metrics(x, y) -> {name: number}`` on the current solution, in the user's structure.
         choice: ``choice(x, y) -> number``, the loss that tuning minimises, on held-out rows: neither level is trained
@@ -67,6 +71,7 @@ class Task:
     options: Mapping[str, Any] = field(default_factory=dict)
     shown: Presentation = field(default_factory=Presentation)
     suggested: Suggestion = field(default_factory=Suggestion)
+    sampling: Sampling = "replacement"
 
     def __post_init__(self) -> None:
         if not isinstance(self.problem, Problem):
@@ -74,6 +79,7 @@ class Task:
         check_start(self.problem)
         if len(self.clients) == 0:
             raise FedbilevelError("a task needs at least one client.")
+        self._convert()
         seen: set[int] = set()
         for split in SPLITS:
             check_rows(split, self._held(split))
@@ -84,8 +90,10 @@ class Task:
             raise FedbilevelError(f"batch_size needs the entries train and val, but has {sorted(self.batch_size)}.")
         if any(size is not None and (not isinstance(size, Integral) or size < 1) for size in self.layout.batch_sizes):
             raise FedbilevelError(
-                f"batch_size must be a whole number of at least 1, or None for all rows, but is {self.batch_size}."
+                f"batch_size must be a whole number of at least 1, or None for all rows, not {self.batch_size}."
             )
+        if self.sampling not in SAMPLINGS:
+            raise UnknownName("sampling", str(self.sampling), SAMPLINGS)
         for size, longest in zip(self.layout.batch_sizes, self.layout.longest, strict=True):
             if size is not None and size > max(longest, MOST_ROWS):
                 raise FedbilevelError(
@@ -111,7 +119,7 @@ class Task:
             weights = np.ones(len(self.clients))
         elif isinstance(self.weights, str):
             if self.weights != "size":
-                raise FedbilevelError(f"weights must be None, 'size' or numbers, but is '{self.weights}'.")
+                raise FedbilevelError(f"weights must be None, 'size' or numbers, not '{self.weights}'.")
             weights = np.array([part.size for part in self._held("train")], float)
         else:
             weights = np.asarray(self.weights, float)
@@ -138,6 +146,7 @@ class Task:
             ragged=(len(set(train)) > 1, len(set(val)) > 1),
             batch_sizes=(sizes[0], sizes[1]),
             server=self.server is not None,
+            sampling=self.sampling,
         )
 
     @cached_property
@@ -161,6 +170,18 @@ class Task:
         own = {split: own_tables(rows) for split, rows in self.clients[client].items()}
         shown = dataclasses.replace(self.shown, references=())
         return dataclasses.replace(self, clients=[own], weights=None, server=server, shown=shown)
+
+    def _convert(self) -> None:
+        """Take the arrays of other libraries as those of numpy, once."""
+        known: dict[int, Any] = {}
+        for name, given in (("clients", self.clients), ("server", self.server)):
+            try:
+                arrays = [as_arrays(rows, known) for rows in given] if name == "clients" else as_arrays(given, known)
+            except Exception as error:
+                reason = str(error).strip().partition("\n")[0].removesuffix(".") or type(error).__name__
+                raise FedbilevelError(f"{name}: an array cannot be read by numpy: {reason}.") from error
+            if known:
+                object.__setattr__(self, name, arrays)
 
     def _held(self, split: str) -> list[Held]:
         return held(self.clients, self.server, split)

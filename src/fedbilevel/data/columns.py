@@ -115,6 +115,8 @@ class Table:
             kind = pyarrow.types
             if kind.is_dictionary(column.type):
                 column = column.dictionary_decode()
+            if kind.is_string_view(column.type):
+                return column.cast("large_string")
             return column.cast("float64") if kind.is_decimal(column.type) else column
         cells = self.listed(name, column)
         if isinstance(column, np.ndarray) and column.dtype.kind in "biuf":
@@ -132,7 +134,7 @@ class Table:
         known = pyarrow.types
         plain = type.value_type if known.is_dictionary(type) else type
         tests = [known.is_boolean, known.is_integer, known.is_floating, known.is_string, known.is_large_string,
-                 known.is_decimal, known.is_null]  # fmt: skip
+                 known.is_string_view, known.is_decimal, known.is_null]  # fmt: skip
         tests += [known.is_date, known.is_timestamp] if dates else []
         if not any(test(plain) for test in tests):
             raise FedbilevelError(f"{self.source}: column {shown(name)} has the type {type}, not {KINDS}.")

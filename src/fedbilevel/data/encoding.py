@@ -244,7 +244,9 @@ def of_numbers(
 ) -> None:
     """Add the column of numbers, given the sums of all clients."""
     gaps = moments.number < rows
-    if moments.deviation == 0 and not gaps:
+    if not moments.number:
+        left_out[name] = "it is empty"
+    elif moments.deviation == 0 and not gaps:
         left_out[name] = "all rows have the same value"
     else:
         made.append(Column(name, kind, moments.mean, moments.deviation or 1.0, gaps=gaps, declared=declared))

@@ -57,9 +57,22 @@ def is_picture(path: Path | str) -> bool:
     return Path(path).suffix.lower() in SUFFIXES
 
 
-def pictures_of(table: Table, folder: Path) -> list[Path] | None:
-    """The pictures that the rows of a table name, next to it; None if none of its columns does that."""
-    name = next((name for name in table.names if name.lower() in NAMED), None)
+def picture_column(table: Table) -> str | None:
+    """The column with the names of pictures, if there is one."""
+    return next((name for name in table.names if name.lower() in NAMED), None)
+
+
+def picture_names(table: Table) -> list[str]:
+    """The names of the pictures of a table, as it has them."""
+    name = picture_column(table)
+    return [] if name is None else [str(cell).strip() for cell in table.cells([name])[name]]
+
+
+def pictures_of(table: Table, folder: Path, optional: bool = False) -> list[Path] | None:
+    """The pictures that the rows of a table name, next to it; None if none of its columns does that, or if they are
+    optional and one is not there.
+    """
+    name = picture_column(table)
     if name is None:
         return None
     cells: Sequence[Any] = table.cells([name])[name]
@@ -67,9 +80,13 @@ def pictures_of(table: Table, folder: Path) -> list[Path] | None:
         return None
     files = []
     for row, cell in enumerate(cells):
-        if not isinstance(cell, str) or not cell.strip():
+        named = isinstance(cell, str) and cell.strip()
+        if named and (file := folder / cell.strip()).is_file():
+            files.append(file)
+        elif optional:
+            return None
+        elif named:
+            raise table.wrong(name, row, f"there is no file {folder / cell.strip()}")
+        else:
             raise table.wrong(name, row, "expected the name of a picture, but found nothing")
-        files.append(folder / cell.strip())
-        if not files[-1].is_file():
-            raise table.wrong(name, row, f"there is no file {files[-1]}")
     return files

@@ -25,7 +25,7 @@ Index = np.ndarray | slice
 LARGEST = 1e15
 """A number of more than this is not a measurement; a whole one is a name for something."""
 MOSTLY = 0.9
-"""A column with this share of numbers is one of numbers, in which other cells are missing."""
+"""A column with this share of numbers, or dates, is one of these, in which other cells are missing."""
 MOST_TOLD = 1000
 """Values that a client tells of one column, the most frequent ones."""
 
@@ -56,7 +56,7 @@ class Profile(NamedTuple):
             return "empty"
         if self.truths == self.known:
             return "boolean"
-        if self.days == self.known:
+        if self.days >= MOSTLY * self.known:
             return "date"
         return "number" if self.numbers >= MOSTLY * self.known and not self.codes else "category"
 

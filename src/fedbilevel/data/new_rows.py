@@ -8,7 +8,7 @@ import numpy as np
 
 from fedbilevel.data.cells import shown
 from fedbilevel.data.encoding import Encoding, check_features
-from fedbilevel.data.folders import entries, is_picture
+from fedbilevel.data.folders import entries, is_picture, picture_names
 from fedbilevel.data.inputs import feature_file, open_inputs
 from fedbilevel.data.kinds import Cells
 from fedbilevel.errors import FedbilevelError
@@ -31,7 +31,7 @@ def new_rows(encoding: Encoding, source: Any, id: str | None = None) -> NewRows:
         encoding: stored with a model.
         source: a table that has the columns of the encoding; an array, or an .npy file, for a model of features; a
             folder of pictures, or a table that names them, for a model of pictures.
-        id: the column with what rows are called. Without it, they are called by their line.
+        id: the column with the names of the rows. Without it, their lines name them.
     """
     if encoding.source == "features":
         features, name = feature_file(source)
@@ -76,4 +76,4 @@ def _pictures(source: Any) -> tuple[list[Path], list[str]]:
     opened = open_inputs(source, None, None)
     if opened.pictures[0] is None:
         raise FedbilevelError(f"this model was trained on pictures, but {shown(opened.tables[0].source)} names none.")
-    return opened.pictures[0], [str(file) for file in opened.pictures[0]]
+    return opened.pictures[0], picture_names(opened.tables[0])

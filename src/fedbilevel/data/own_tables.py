@@ -17,7 +17,9 @@ import numpy as np
 
 from fedbilevel.data.columns import Table
 from fedbilevel.data.encoding import Encoding
+from fedbilevel.data.folders import picture_names
 from fedbilevel.data.kinds import Cells, Index
+from fedbilevel.errors import readable
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +62,7 @@ class OwnTable:
         classes: the names of the labels, as most rows write them.
         labels: int32, as numbers of ``classes``.
         clients: the names of the clients.
-        client: int32, who has each row, as numbers of ``clients``.
+        client: int32, the client of each row, as numbers of ``clients``.
         trusted: whether the label of each row was checked; None if nobody says.
         encoding: how rows become inputs, learned from sums over the clients' rows.
         understood: of every column, how it was understood, in words: (column, kind, what becomes of it).
@@ -114,10 +116,11 @@ class OwnTable:
             return [str(name) for name in self.names]
         called: list[str] = []
         for part in self.parts:
+            before = f"{part.name}:" if len(self.parts) > 1 and len(self.parts) != len(self.clients) else ""
             if part.pictures is not None:
-                called += [str(part.pictures[row]) for row in part.rows]
+                names = picture_names(part.table)
+                called += [f"{before}{names[row]}" for row in part.rows]
             else:
-                before = f"{part.name}:" if len(self.parts) > 1 and len(self.parts) != len(self.clients) else ""
                 called += [f"{before}{row + part.table.first}" for row in part.rows]
         return called
 
@@ -139,6 +142,9 @@ class OwnTable:
 
     def __str__(self) -> str:
         """A short table of what was understood."""
-        head = f"{self.source}: {len(self):,} rows, {len(self.clients):,} clients, {len(self.classes):,} classes"
-        wide = max((len(name) for name, _, _ in self.understood), default=0)
-        return "\n".join([head, *(f"  {name:{wide}}  {kind}: {said}" for name, kind, said in self.understood)])
+        clients = f"{len(self.clients):,} client{'s' * (len(self.clients) != 1)}"
+        head = f"{self.source}: {len(self):,} rows, {clients}, {len(self.classes):,} classes"
+        rows = [(" ".join(name.split()), kind, said) for name, kind, said in self.understood]
+        wide = max((len(name) for name, _, _ in rows), default=0)
+        lines = (f"  {name:{wide}}  {kind}{f': {said}' if said else ''}" for name, kind, said in rows)
+        return readable("\n".join([head, *lines]), 10**6)

@@ -149,7 +149,7 @@ def split(parts: Sequence[np.ndarray], fractions: Sequence[float], seed: Seed) -
     (7, 3)
     """
     if not fractions or min(fractions) <= 0 or abs(sum(fractions) - 1) > 1e-9:
-        raise FedbilevelError(f"the fractions of a split must be above 0 and add up to 1, but are {tuple(fractions)}.")
+        raise FedbilevelError(f"the fractions of a split must be above 0 and add up to 1, not {tuple(fractions)}.")
     rng = np.random.default_rng(seed)
     pieces: list[Parts] = [[] for _ in fractions]
     for m, part in enumerate(parts):

@@ -12,7 +12,7 @@ from fedbilevel.data.columns import Table, listed, unreadable
 from fedbilevel.data.encoding import Encoding, check_declared, fit, fit_features, fit_pixels
 from fedbilevel.data.image_files import common_shape, read_resized
 from fedbilevel.data.inputs import open_inputs
-from fedbilevel.data.kinds import Cells, Index, Kind
+from fedbilevel.data.kinds import KIND_WORDS, Cells, Index, Kind
 from fedbilevel.data.own_tables import OwnTable, Part
 from fedbilevel.data.roles import (
     Given,
@@ -23,7 +23,9 @@ from fedbilevel.data.roles import (
     clients_of,
     codes_of,
     groups_of,
+    note_classes,
     note_clients,
+    note_ids,
     shown_id,
     trusted_of,
 )
@@ -38,9 +40,9 @@ def table(
     trusted: Given = None,
     id: Given = None,
     group: Given = None,
-    drop: Sequence[str] = (),
-    categorical: Sequence[str] = (),
-    numeric: Sequence[str] = (),
+    drop: Sequence[str | int] = (),
+    categorical: Sequence[str | int] = (),
+    numeric: Sequence[str | int] = (),
     client_from: Literal["folder"] | None = None,
     features: Any = None,
     least: int = 1,
@@ -51,10 +53,11 @@ def table(
         source: a CSV, TSV, Parquet or NPZ file; several files, one for each client; a folder of pictures with a folder
             for each class, or with a labels.csv; a pandas data frame; or an array with a row for each sample.
         label: the column with the labels, or the labels. Pictures in folders do without.
-        client: the column that says who has a row, or who has each row. Without it, every file is a client.
+        client: the column that says which client a row belongs to, or the client of each row. Without it, every file is
+            a client.
         trusted: the column that says whether a label was checked: true or false, yes or no, 1 or 0; a missing value
             is no. Or a value for each row.
-        id: the column with what rows are called. Without it, they are called by their line.
+        id: the column with the names of the rows. Without it, their lines name them.
         group: the column with groups of people, for tasks about groups.
         drop: columns to leave out.
         categorical: columns whose values are names, even if they look like numbers.
@@ -65,6 +68,7 @@ def table(
         least: clients do not tell of values that fewer of their rows have.
     """
     try:
+        label, client, trusted, id, group = map(_name, (label, client, trusted, id, group))
         return _table(source, label, client, trusted, id, group, _names(drop), _names(categorical), _names(numeric),
                       client_from, features, least)  # fmt: skip
     except MemoryError as error:
@@ -79,6 +83,8 @@ def _table(
     tables = opened.tables
     folders = opened.pictures[0] is not None and {"file", "label"} <= set(tables[0].names)
     if label is None and not folders:
+        if not tables[0].names:
+            raise FedbilevelError("an array needs labels, too: give one for each of its rows.")
         raise FedbilevelError(f"which column of {tables[0].source} is the label? It has {listed(tables[0].names)}.")
     label = "label" if label is None else label
     if client is None and client_from == "folder":
@@ -103,18 +109,18 @@ def _table(
     sure = trusted_of(cells.get("trusted"), kept, labels, classes, notes)
     belongs, groups = groups_of(cells.get("group"), kept)
 
-    wanted = _inputs(tables, roles, drop) if opened.features is None and opened.pictures[0] is None else []
+    wanted = _inputs(tables, roles, drop) if opened.features is None and not opened.are_pictures else []
     kinds: dict[str, Kind] = {**dict.fromkeys(categorical, "category"), **dict.fromkeys(numeric, "number")}
     parts, first = [], 0
     for n, part in enumerate(tables):
         raw = part.read(wanted)
-        mine = {name: Cells(part, name, part.arrow(name, raw.pop(name))) for name in wanted}
+        mine = {name: _cells(part, name, raw.pop(name)) for name in wanted}
         matrix = None if opened.features is None else opened.features[first : first + len(part)]
         first += len(part)
         parts.append(Part(part, opened.names[n], kept[n], mine, opened.pictures[n], matrix))
     rows = _rows_by_client(parts, who)
     pixels = None
-    if opened.pictures[0] is not None:
+    if opened.are_pictures:
         files = [part.pictures[row] for part in parts if part.pictures for row in part.rows]
         pixels = read_resized(files, common_shape(files))
         starts = np.cumsum([0, *(len(part.rows) for part in parts)])
@@ -123,11 +129,16 @@ def _table(
         encoding, left_out = _of_features(parts, rows)
     else:
         encoding, left_out = _of_columns(parts, rows, kinds, least, notes)
+    if encoding.source != "pictures" and not encoding.columns:
+        why = "; ".join(f"{shown(name)}: {reason}" for name, reason in list(left_out.items())[:5])
+        raise FedbilevelError(f"{opened.looked_at} has no column to learn from ({why}).")
     names = None
     if "id" in cells:
         names = [shown_id(cells["id"][n], int(row)) for n, rows in enumerate(kept) for row in rows]
+        note_ids(names, who, id if isinstance(id, str) else "id", notes)
     elif opened.called is not None:
         names = [opened.called[int(row)] for row in kept[0]]
+    note_classes(classes, called, notes)
     note_clients(clients, who, labels, len(classes), notes)
     for note in notes:
         warnings.warn(note, FedbilevelWarning, stacklevel=4)
@@ -143,9 +154,14 @@ def _table(
                     tuple(notes), names, belongs, groups, pixels)  # fmt: skip
 
 
-def _names(given: Sequence[str] | str) -> tuple[str, ...]:
+def _name(given: Given) -> Given:
+    """The name of a column, or its values; columns of a data frame may be called by numbers."""
+    return str(given) if isinstance(given, int | np.integer) else given
+
+
+def _names(given: Sequence[str | int] | str) -> tuple[str, ...]:
     """The names of columns: one, or several, in a list or with commas."""
-    parts = given.split(",") if isinstance(given, str) else given
+    parts = given.split(",") if isinstance(given, str) else map(str, given)
     return tuple(part.strip() for part in parts if part.strip())
 
 
@@ -165,6 +181,14 @@ def _inputs(tables: Sequence[Table], roles: Mapping[str, Given], drop: Sequence[
             f"{tables[0].source} has no column besides the label to learn from: it has {listed(tables[0].names)}."
         )
     return wanted
+
+
+def _cells(part: Table, name: str, column: Any) -> Cells:
+    """The cells of an input; says how to go on without those that cannot be one."""
+    try:
+        return Cells(part, name, part.arrow(name, column))
+    except FedbilevelError as error:
+        raise FedbilevelError(f"{str(error).rstrip('.')}: --drop leaves the column out.") from None
 
 
 def _rows_by_client(parts: Sequence[Part], who: np.ndarray) -> list[list[Index]]:
@@ -195,19 +219,18 @@ def _of_columns(
     encoding, left_out = fit({name: column for name, column in columns.items() if name}, kinds, least)
     left_out |= {} if "" not in columns else {"": "it has no name"}
     for column in encoding.columns:
-        if column.kind == "number" and not column.declared:
+        if column.kind in ("number", "date") and not column.declared:
             strange = [
-                (cells, np.flatnonzero(~cells.missing & np.isnan(cells.numbers))) for cells, _ in columns[column.name]
+                (cells, np.flatnonzero(~cells.missing & np.isnan(cells.values(column.kind))))
+                for cells, _ in columns[column.name]
             ]
             cells, places = next((cells, places) for cells, places in strange if len(places))
             first, many = int(places[0]), sum(len(rows) for _, rows in strange)
+            said = cells.wrong(first, f"{cells.cell(first)} is not {KIND_WORDS[column.kind]}")
             notes.append(
-                f"{cells.wrong(first, f'{cells.cell(first)} is not a number')} In this column, what is not a number "
-                f"counts as missing ({many:,} in all); --categorical keeps it as a value."
+                f"{said} In this column, what is not a {column.kind} counts as missing ({many:,} in all); "
+                "--categorical keeps it as a value."
             )
-    if not encoding.columns:
-        why = "; ".join(f"{shown(name)}: {reason}" for name, reason in list(left_out.items())[:5])
-        raise FedbilevelError(f"{parts[0].table.source} has no column to learn from ({why}).")
     return encoding, left_out
 
 

@@ -1,5 +1,6 @@
-"""What the columns of people's own tables mean: labels, clients, which rows are trusted, what rows are called."""
+"""What the columns of people's own tables mean: labels, clients, trusted rows, names of rows."""
 
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,10 +20,16 @@ FEW = 10
 """Fewer rows than this are few for a client."""
 _TRUSTED = {"true": True, "yes": True, "y": True, "1": True, "false": False, "no": False, "n": False, "0": False}
 
-_WORDS = {"trusted": "which rows are trusted"}
+_WORDS = {"trusted": "the mark of trusted rows", "group": "the group of people"}
 
-Given = str | Sequence[Any] | np.ndarray | None
-"""The name of a column, or its values."""
+
+def _word(role: str) -> str:
+    """A role in a message."""
+    return _WORDS.get(role, f"the {role}")
+
+
+Given = str | int | Sequence[Any] | np.ndarray | None
+"""The name of a column, which is a number in some data frames, or its values."""
 
 
 def check_roles(
@@ -35,11 +42,14 @@ def check_roles(
             continue
         if given in taken:
             raise FedbilevelError(
-                f"the column {shown(given)} is both the {taken[given]} and the {role}: use two columns."
+                f"the column {shown(given)} is both {_word(taken[given])} and {_word(role)}: use two columns."
             )
         taken[given] = role
         if given in drop or given in numeric or (given in categorical and role != "label"):
-            raise FedbilevelError(f"the column {shown(given)} is the {role}, so it cannot be dropped or declared.")
+            raise FedbilevelError(
+                f"the column {shown(given)} is {_word(role)}, not an input: leave it out of "
+                f"--{'drop' if given in drop else 'numeric' if given in numeric else 'categorical'}."
+            )
     for name in categorical:
         if name in numeric or name in drop:
             raise FedbilevelError(
@@ -52,7 +62,7 @@ def cells_of_role(tables: Sequence[Table], role: str, given: Any) -> list[Cells]
     if isinstance(given, str):
         cells = []
         for part in tables:
-            part.need(given, f" ({_WORDS.get(role, f'the {role}')})")
+            part.need(given, " (which rows are trusted)" if role == "trusted" else f" ({_word(role)})")
             cells.append(Cells(part, given, part.arrow(given, part.read([given])[given])))
         return cells
     if len(tables) > 1:
@@ -99,8 +109,13 @@ def check_labelled(cells: Sequence[Cells], kept: Sequence[np.ndarray], label: st
             raise FedbilevelError(f"{each.table.source} has no row with a label in column {shown(label)}.")
     if count := sum(n for _, n in without):
         each = next(each for each, n in without if n)
-        row = int(np.flatnonzero(each.missing)[0]) + each.table.first
-        notes.append(f"{count:,} rows have no label and are left out; the first is {each.table.source}, row {row}.")
+        row = int(np.flatnonzero(each.missing)[0])
+        cell = each.array[row].as_py()
+        word = ""
+        if isinstance(cell, str) and cell.strip():
+            word = f", where {shown(cell)} counts as missing: if it is a label, write it in another way"
+        rows = f"{count:,} row{'s have' if count > 1 else ' has'} no label and {'are' if count > 1 else 'is'} left out"
+        notes.append(f"{rows}; the first is {each.table.source}, row {row + each.table.first}{word}.")
 
 
 def check_classes(
@@ -151,7 +166,9 @@ def clients_of(
     there, who = np.unique(who, return_inverse=True)
     if len(there) < len(names):
         absent = [name for n, name in enumerate(names) if n not in set(there.tolist())]
-        raise FedbilevelError(f"the client {shown(absent[0])} has no row with a label: remove it, or label its rows.")
+        here = next(each for each, code in zip(cells, codes, strict=True) if (code == names.index(absent[0])).any())
+        row = int(np.flatnonzero(codes[cells.index(here)] == names.index(absent[0]))[0])
+        raise here.wrong(row, f"the client {shown(absent[0])} has no row with a label: remove it, or label its rows")
     return who.astype(np.int32), names
 
 
@@ -203,6 +220,27 @@ def shown_id(cells: Cells, row: int) -> str:
     """What a row is called: the cell of the id, or its line."""
     codes, words, _ = cells.words
     return words[codes[row]] if codes[row] >= 0 else str(row + cells.table.first)
+
+
+def note_classes(classes: Sequence[str], called: str, notes: list[str]) -> None:
+    """Say which labels differ so little that they may be meant to be the same; they are kept apart."""
+    alike: dict[str, str] = {}
+    for name in classes:
+        plain = "".join(c for c in unicodedata.normalize("NFKC", name) if c.isprintable()).casefold()
+        plain = " ".join(plain.split())
+        if (other := alike.setdefault(plain, name)) != name:
+            notes.append(
+                f"column {shown(called)}: {shown(other)} and {shown(name)} look alike, but are two classes; if they "
+                "mean the same, write them in the same way."
+            )
+
+
+def note_ids(ids: Sequence[str], who: np.ndarray, called: str, notes: list[str]) -> None:
+    """Say which rows of a client have the same id."""
+    often = Counter(zip(ids, who.tolist(), strict=True))
+    name, _ = max(often, key=lambda key: often[key])
+    if (most := max(often.values())) > 1:
+        notes.append(f"ids are not unique: {most:,} rows of a client have {shown(name)} in column {shown(called)}.")
 
 
 def note_clients(clients: Sequence[str], who: np.ndarray, labels: np.ndarray, classes: int, notes: list[str]) -> None:

@@ -30,12 +30,19 @@ LARGEST = 1 << 30
 EXPANSION = 20
 AT_ONCE = 10_000
 """Rows of a text file that are held as lists before they become columns."""
+_OTHER_TEXT = {
+    "UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
+    "UTF-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
+}
+"""How text starts that is not UTF-8. One mark is the beginning of another, so the order counts."""
 
 
 def read_table(source: str) -> Table:
     """A table of a .csv, .tsv, .parquet or .npz file, or of a function "package.module:function" that returns columns
     by name.
     """
+    if "://" in source:
+        raise FedbilevelError(f"{source} is an address: download the file first, and give its name.")
     if is_function(source):
         return _of_function(source)
     path = Path(source)
@@ -81,8 +88,10 @@ def _of_text(path: Path) -> Table:
     mark, word = ("\t", "tabs") if path.suffix.lower() == ".tsv" else (",", "commas")
     try:
         with path.open("rb") as file:
-            if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-                raise FedbilevelError(f"{source} is UTF-16 text, not UTF-8: save it as 'CSV UTF-8'.")
+            start = file.read(4)
+        for name, marks in _OTHER_TEXT.items():
+            if start.startswith(marks):
+                raise FedbilevelError(f"{source} is {name} text, not UTF-8: save it as 'CSV UTF-8'.")
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, delimiter=mark, strict=True)  # so that a quote that is never closed is an error
             try:
@@ -107,6 +116,8 @@ def _text_columns(source: str, reader: Iterator[list[str]], word: str) -> tuple[
     names = next(reader, None)
     if names is None:
         raise FedbilevelError(f"{source} is empty.")
+    if not names:
+        raise FedbilevelError(f"{source}, line 1 is blank: it must have the names of the columns.")
     _check_cells(source, 1, names)
     head = [name.strip(BLANKS) for name in names]
     if len(head) == 1 and any(mark in head[0] for mark in ",;\t|"):
@@ -227,7 +238,9 @@ def _of_parquet(path: Path) -> Table:
                 batch.validate(full=True)  # text that is none, for instance
                 batches.append(batch)
             kinds = {name: file.schema_arrow.field(name).type for name in names}
-        return {name: pyarrow.chunked_array([batch.column(name) for batch in batches], kinds[name]) for name in names}
+        columns = {n: pyarrow.chunked_array([batch.column(n) for batch in batches], kinds[n]) for n in names}
+        views = [name for name in names if pyarrow.types.is_string_view(kinds[name])]
+        return columns | {name: columns[name].cast("large_string") for name in views}  # others cannot be filtered
 
     return Table(source, names, 0, load, rows)
 

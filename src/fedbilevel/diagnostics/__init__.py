@@ -5,6 +5,7 @@ names. Imports core, mathematics, algorithms and engines; runs import it.
 """
 
 from fedbilevel.diagnostics.average import KEY
+from fedbilevel.diagnostics.constants import Constants, measure_constants
 from fedbilevel.diagnostics.fedbioacc import lyapunov
 from fedbilevel.diagnostics.mefbo import MeFBOResidual, mefbo_residual
 from fedbilevel.diagnostics.quantities import (
@@ -27,6 +28,7 @@ __all__ = [
     "DIAGNOSTICS",
     "KEY",
     "NEEDS",
+    "Constants",
     "Diagnostic",
     "Exact",
     "MeFBOResidual",
@@ -42,6 +44,7 @@ __all__ = [
     "lower_solution",
     "lyapunov",
     "measure",
+    "measure_constants",
     "mefbo_residual",
     "objective",
     "stationarity",

@@ -16,7 +16,7 @@ NEEDED = ("momenta", "shared")
 
 
 @partial(jax.jit, static_argnames=("problem", "layout"))
-def _directions(problem: Problem, layout: Layout, data: Data, z: Point) -> Point:
+def mean_directions(problem: Problem, layout: Layout, data: Data, z: Point) -> Point:
     """The mean of what the momenta estimate."""
     average = Average(problem, layout, data, z.x)
     return average.sum(lambda c, x: directions(c, z, jax.random.key(0), shared_batch=True))
@@ -53,7 +53,7 @@ def lyapunov_of(moment: Snapshot, curvature: float = 1.0, smoothness: float = 1.
     layout, solved = task.layout, moment.solved
     squared = lambda v: float(dot(v, v))
     gaps = squared(z.y - solved.y) + squared(z.u - solved.u)
-    errors = sum(squared(v) for v in sub(d, _directions(task.problem, layout, task.data, z)))
+    errors = sum(squared(v) for v in sub(d, mean_directions(task.problem, layout, task.data, z)))
     eta, gamma, alpha = algorithm.lr_upper, algorithm.lr_lower, float(algorithm.rate(t))
     b = batch or layout.batch_sizes[0] or layout.longest[0]
     return (

@@ -70,16 +70,39 @@ def residual_of(task: Task, x: Tree, y: Tree, penalty: float, prox: float, solve
     numbers = (jnp.asarray(a, jnp.result_type(*jax.tree.leaves(at[1].tree))) for a in (penalty, prox))
     gradient = _upsilon(problem, task.layout, task.data, *at, *numbers)
     if not (gradient.positive and gradient.converged):
-        raise NotDefined(
-            f"the lower loss with the proximal term of prox = {prox:g} is not strongly convex here, or could not be "
-            "minimised to the required precision: try a smaller prox."
-        )
+        raise _no_envelope(prox)
     parts = [_feasible_part(problem, z, r) for z, r in zip(at, (gradient.rx, gradient.ry), strict=True)]
     gap = float("nan")
     if solved.positive and solved.converged and distance(problem.nearest(solved.y).tree, solved.y.tree) == 0:
         gap = distance(y, solved.y.tree)
     residual = float(sum(dot(part, part) for part in parts))
     return MeFBOResidual(residual, float(penalty * norm(gradient.rx)), gap, kind_of_residual(problem))
+
+
+def envelope_gap(task: Task, x: Vector, y: Vector, penalty: float, prox: float) -> tuple[float, Vector]:
+    """f / c + g - v at (x, y), with the Moreau envelope v of g, and the theta at which v is attained."""
+    numbers = (jnp.asarray(a, jnp.result_type(*jax.tree.leaves(y.tree))) for a in (penalty, prox))
+    value, theta, reached = _gap(task.problem, task.layout, task.data, x, y, *numbers)
+    if not reached:
+        raise _no_envelope(prox)
+    return float(value), theta
+
+
+@partial(jax.jit, static_argnames=("problem", "layout"))
+def _gap(
+    problem: Problem, layout: Layout, data: Data, x: Vector, y: Vector, c: jax.Array, prox: jax.Array
+) -> tuple[jax.Array, Vector, jax.Array]:
+    average = Average(problem, layout, data, x)
+    theta, positive, converged = average.proximal(y, prox)
+    value = average.sum(lambda m, x: m.f.value(x, y, KEY) / c + m.g.value(x, y, KEY) - m.g.value(x, theta, KEY))
+    return value - dot(theta - y, theta - y) / (2 * prox), theta, positive & converged
+
+
+def _no_envelope(prox: float) -> NotDefined:
+    return NotDefined(
+        f"the lower loss with the proximal term of prox = {prox:g} is not strongly convex here, or could not be "
+        "minimised to the required precision: try a smaller prox."
+    )
 
 
 def kind_of_residual(problem: Problem) -> str:

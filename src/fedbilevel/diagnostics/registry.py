@@ -7,9 +7,19 @@ from typing import Any
 from fedbilevel.core import Tree
 from fedbilevel.core.task import Task
 from fedbilevel.core.vectors import norm
+from fedbilevel.diagnostics.drift import mefbo_drift, virtual_hypergradient
 from fedbilevel.diagnostics.fedbioacc import NEEDED as FOR_LYAPUNOV
 from fedbilevel.diagnostics.fedbioacc import lyapunov_of
 from fedbilevel.diagnostics.mefbo import MeFBOResidual, kind_of_residual, residual_of
+from fedbilevel.diagnostics.potentials import (
+    adjoint_error,
+    averaged_square,
+    fedbio_potential,
+    local_potential,
+    mefbo_potential,
+    momentum_errors,
+    moreau_gradient,
+)
 from fedbilevel.diagnostics.quantities import NotDefined, adjoint_gap, gap_to, stationarity_of, upper_loss, vectors
 from fedbilevel.diagnostics.snapshot import Snapshot, check_needs, client_drift
 from fedbilevel.errors import FedbilevelError, Names
@@ -96,14 +106,24 @@ DIAGNOSTICS: Names[Diagnostic] = Names(
             Diagnostic("client_drift", _drift, ("simulation",)),
             Diagnostic("mefbo_residual", _envelope, ("global", "envelope")),
             Diagnostic("lyapunov", lyapunov_of, FOR_LYAPUNOV),
+            Diagnostic("fedbio_potential", fedbio_potential, ("fedbio", "shared")),
+            Diagnostic("local_potential", local_potential, ("own x", "shared")),
+            Diagnostic("momentum_errors", momentum_errors, ("momentum", "shared")),
+            Diagnostic("adjoint_error", adjoint_error, ("global", "adjoint")),
+            Diagnostic("mefbo_potential", mefbo_potential, ("mefbo",)),
+            Diagnostic("mefbo_drift", mefbo_drift, ("mefbo", "shared", "simulation")),
+            Diagnostic("virtual_hypergradient", virtual_hypergradient, ("averages", "simulation")),
+            Diagnostic("mean_squared_hypergradient", averaged_square),
+            Diagnostic("moreau_gradient", moreau_gradient),
             Diagnostic("weighting_stationarity", _stationary_weights, ("weighting",)),
             Diagnostic("weighting_value", lambda moment: moment.solved.value, ("weighting",)),
         )
     },
 )
-"""The diagnostics that ``solve`` knows by name. The columns have these names, with two exceptions: client_drift_x and
-so on, one for each upload; and mefbo_residual (mefbo_prox_residual if it is the prox residual), mefbo_hypergradient
-and mefbo_lower_gap.
+"""The diagnostics that ``solve`` knows by name. The columns have these names, with some exceptions: client_drift_x and
+so on, one for each upload; mefbo_residual (mefbo_prox_residual if it is the prox residual), mefbo_hypergradient and
+mefbo_lower_gap; momentum_error_x and so on; mefbo_drift_x, _y and _theta; mefbo_potential and mefbo_theta_gap;
+squared_hypergradient and mean_squared_hypergradient.
 """
 
 

@@ -5,7 +5,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fedbilevel.algorithms.fedbioacc import FedBiOAccState
+from fedbilevel.algorithms.fedbio import FedBiO
+from fedbilevel.algorithms.fedbio_local import FedBiOLocal
+from fedbilevel.algorithms.fedbioacc import FedBiOAcc, FedBiOAccState
+from fedbilevel.algorithms.fedbioacc_local import FedBiOAccLocal
+from fedbilevel.algorithms.mefbo import MeFBO
 from fedbilevel.core import Tree
 from fedbilevel.core.schedules import Schedule
 from fedbilevel.core.task import Task
@@ -23,6 +27,7 @@ class Snapshot:
 
     engine: Any
     state: Any
+    history: Sequence[Mapping[str, Any]] = ()  # the rows before
 
     @property
     def task(self) -> Task:
@@ -67,6 +72,17 @@ NEEDS: Mapping[str, tuple[str, Callable[[Snapshot], bool]]] = {
         "MeFBO and others with a penalty and a prox",
         lambda s: isinstance(getattr(s.algorithm, "penalty", None), Schedule) and hasattr(s.algorithm, "prox"),
     ),
+    "fedbio": ("FedBiO", lambda s: isinstance(s.algorithm, FedBiO)),
+    "own x": (
+        "FedBiO-Local, FedBiOAcc-Local and those with one local step",
+        lambda s: isinstance(s.algorithm, FedBiOLocal | FedBiOAccLocal),
+    ),
+    "momentum": (
+        "FedBiOAcc, and FedBiOAcc-Local without restart",
+        lambda s: isinstance(s.algorithm, FedBiOAcc | FedBiOAccLocal) and not getattr(s.algorithm, "restart", False),
+    ),
+    "mefbo": ("MeFBO", lambda s: isinstance(s.algorithm, MeFBO)),
+    "averages": ("FedBiO and FedBiOAcc", lambda s: isinstance(s.algorithm, FedBiO | FedBiOAcc)),
     "momenta": ("FedBiOAcc", lambda s: isinstance(s.state.server, FedBiOAccState)),
     "simulation": ("engine='simulation'", lambda s: isinstance(s.engine, Simulation)),
 }

@@ -11,7 +11,7 @@ ORACLES = ("Gf", "Gg", "J", "H")
 """Gradients of the upper and the lower loss, cross products, Hessian products."""
 
 COUNTED = frozenset(
-    ["round", "seconds", "exchanges", "megabytes_down", "megabytes_up", "megabytes", "floats", *ORACLES]
+    ["round", "seconds", "exchanges", "megabytes_down", "megabytes_up", "megabytes", "floats", *ORACLES, "samples"]
 )
 """The columns that every history has; the others are metrics."""
 
@@ -28,6 +28,7 @@ def traffic(plan: Plan, state: Any) -> Mapping[str, float | int]:
         "megabytes": down + up,
         "floats": total(lambda e: e.down + e.up),
         **{name: total(lambda e, name=name: e.oracles[name]) for name in ORACLES},
+        "samples": total(lambda e: e.samples),
     }
 
 

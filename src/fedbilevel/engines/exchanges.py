@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from fedbilevel.core import Carry, Clients, Key, Objective
 from fedbilevel.core.data import Data
+from fedbilevel.core.sampling import advance
 from fedbilevel.core.vectors import Vector
 from fedbilevel.engines.program import Program
 from fedbilevel.errors import FedbilevelError
@@ -73,6 +74,7 @@ class ProgramClients(Clients):
     def __init__(self, program: Program, server_data: Data | None, key: Key, position: Position) -> None:
         self.program, self.server_data, self.key, self.position = program, server_data, key, position
         self._keys_taken = 0
+        self.given_u: Vector | None = None
 
     def next_key(self) -> Key:
         self.position.check()
@@ -88,6 +90,9 @@ class ProgramClients(Clients):
         assert self.server_data is not None
         return self.program.server_objective(self.server_data)
 
+    def adjoint(self, y: Vector) -> Vector:
+        return 0 * y if self.given_u is None else self.given_u
+
     def project_y(self, y: Vector) -> Vector:
         return self.program.problem.nearest(y)
 
@@ -96,7 +101,7 @@ class ProgramClients(Clients):
 
         def run(number: Any, carry: Carry) -> Carry:
             with iteration(number) as position:
-                return body(self._at(jax.random.fold_in(key, number), position), carry)
+                return body(self._at(advance(key, number, times), position), carry)
 
         return self._loop(times, run, carry)
 

@@ -88,7 +88,7 @@ class Independent:
 
     def check(self, clients: int) -> None:
         if not 0 < self.probability <= 1:
-            raise FedbilevelError(f"sample: a probability must be above 0 and at most 1, but is {self.probability}.")
+            raise FedbilevelError(f"sample: a probability must be above 0 and at most 1, not {self.probability}.")
 
     def draw(self, key: Key, clients: int) -> Cohort:
         who, alone = jax.random.split(key)
@@ -112,7 +112,7 @@ class Fixed:
     def check(self, clients: int) -> None:
         if not self.ids or len(set(self.ids)) < len(self.ids) or not all(0 <= i < clients for i in self.ids):
             raise FedbilevelError(
-                f"sample: a list must have distinct clients from 0 to {clients - 1}, but is {list(self.ids)}."
+                f"sample: a list must have distinct clients from 0 to {clients - 1}, not {list(self.ids)}."
             )
 
     def draw(self, key: Key, clients: int) -> Cohort:
@@ -141,7 +141,7 @@ def participation(sample: Any, clients: int) -> Participation:
             chosen = Fixed(tuple(int(i) for i in sample))
         case _:
             raise FedbilevelError(
-                f"sample must be a number of clients, Independent(probability) or a list of clients, but is {sample!r}."
+                f"sample must be a number of clients, Independent(probability) or a list of clients, not {sample!r}."
             )
     chosen.check(clients)
     return chosen

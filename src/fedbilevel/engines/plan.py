@@ -1,8 +1,8 @@
-"""What a round costs, found by tracing the algorithm on shapes: exchanges, floats, oracle calls. Nothing is run.
+"""What a round costs, found by tracing the algorithm on shapes: exchanges, floats, oracle calls, samples.
 
-A vector counts once per client: a client keeps what it was sent until the end of the round, and what it was sent last
-until the next round if the same clients take part (full participation). Blocks of a private x are never sent. Control
-scalars (a time, a flag) are not counted as floats, but their bytes are.
+Nothing is run. A vector counts once per client: a client keeps what it was sent until the end of the round, and what it
+was sent last until the next round if the same clients take part (full participation). Blocks of a private x are never
+sent. Control scalars (a time, a flag) are not counted as floats, but their bytes are.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ from fedbilevel.core.task import Task
 from fedbilevel.core.vectors import Vector, is_vector
 from fedbilevel.engines.exchanges import Position, ProgramClients
 from fedbilevel.engines.participation import Everyone, Participation, check_sample
-from fedbilevel.engines.program import Program, check_each, check_fits, split_vectors
+from fedbilevel.engines.program import Program, check_each, split_vectors
 from fedbilevel.errors import FedbilevelError
 
 
@@ -40,6 +40,7 @@ class Exchange:
     bytes_down: np.ndarray
     bytes_up: int
     oracles: Counter[str]
+    samples: float
     cohort: int | None = None  # a sub-cohort of this size
     broadcast: Any = field(default=None, repr=False)  # shapes, for those who must rebuild messages
     upload: Any = field(default=None, repr=False)
@@ -66,6 +67,7 @@ class Plan(NamedTuple):
     once: int = 0
     server: Any = None  # shapes of the server's state
     repeats: int = 1
+    starts_u: bool = False  # whether the user may say where an adjoint starts
 
     def at(self, repeats: int) -> "Plan":
         """The plan of a round whose loops of random length run ``repeats`` times."""
@@ -102,6 +104,11 @@ class Plan(NamedTuple):
     def up(self) -> int:
         """Floats from each client."""
         return self.total(lambda e: e.up)
+
+    @property
+    def samples(self) -> int:
+        """Rows in the batches of each client's oracle calls, a row once for each call."""
+        return self.total(lambda e: e.samples)
 
     @property
     def oracles(self) -> Counter[str]:
@@ -148,6 +155,7 @@ class _PlannedClients(ProgramClients):
         super().__init__(program, data, key, position)
         self.data, self.cohort, self.memory, self.sub_cohort = data, cohort, memory, sub_cohort
         self.held, self.by_name, self.traced = held, by_name, traced
+        self.starts_u = False
 
     def run(self, step: Step, *broadcast: Any) -> Replies:
         program, key = self.program, self.next_key()
@@ -162,8 +170,8 @@ class _PlannedClients(ProgramClients):
         name, loops, at = self.position.take(), self.position.lengths, self.position.iterations
         nothing = lambda: np.zeros((2,) * len(loops), int)
         made = Exchange(
-            name, step.__name__, loops, nothing(), up, nothing(), bytes_up, Counter(tally), self.sub_cohort,
-            broadcast=_shapes(broadcast), upload=_shapes(upload), memory=_shapes(self.memory[0]),
+            name, step.__name__, loops, nothing(), up, nothing(), bytes_up, Counter(tally), tally.samples,
+            self.sub_cohort, broadcast=_shapes(broadcast), upload=_shapes(upload), memory=_shapes(self.memory[0]),
         )  # fmt: skip
         exchange = self.by_name.setdefault(name, made)
         exchange.down[at], exchange.bytes_down[at] = down, bytes_down
@@ -175,6 +183,7 @@ class _PlannedClients(ProgramClients):
         asked = (step.__name__, structure, tuple((jnp.shape(a), jnp.result_type(a)) for a in leaves))
         if asked not in self.traced:
             tally = Tally()
+            tally.rows = self.program.layout.rows(self.data)
             client = self.program.layout.client(self.program.problem, self.data, 0, self.data.weights[0], tally)
 
             def counted(*arguments: Any) -> Any:
@@ -204,6 +213,10 @@ class _PlannedClients(ProgramClients):
         memory = self.memory if self.program.algorithm.remembers == "run" else [None]
         view = (self.next_key(), self.position, size, memory, dict(self.held), self.by_name, self.traced)
         return _PlannedClients(self.program, self.data, *view, sub_cohort=size)
+
+    def adjoint(self, y: Vector) -> Vector:
+        self.starts_u = True
+        return super().adjoint(y)
 
     def weighted(self, weights: jax.Array) -> "Clients":
         return self
@@ -248,23 +261,27 @@ def _trace(program_structure: Any, structure: Any, shapes: tuple[tuple[tuple[int
     def dry_run(program: Program, data: Data) -> None:
         key = jax.random.key(0)
         x, y = program.problem.start(key)
-        memory = program.algorithm.memory(x, y)
+        algorithm = program.algorithm.at(jnp.asarray(0))
+        memory = algorithm.memory(x, y)
         traced: dict[Any, Any] = {}
 
         def clients(block: str, participation: Participation, held: Mapping[int, Any]) -> _PlannedClients:
             cohort = participation.draw(key, program.layout.clients).ids.shape[0]
             held = dict(held) if same_clients else {}
-            return _PlannedClients(program, data, key, Position(block), cohort, [memory], held, {}, traced)
+            return _PlannedClients(
+                program, data, program.start_key(key), Position(block), cohort, [memory], held, {}, traced
+            )
 
         at_start = clients("start", program.first_participation, {})
-        server = program.algorithm.init(at_start, program.set_owned(x, True), y)
+        server = algorithm.init(at_start, program.set_owned(x, True), y)
         first = clients("round", program.participation, at_start.held)
-        server = program.algorithm.round(first, server)
+        server = algorithm.round(first, server)
         later = clients("round", program.participation, first.held)  # the second round is like all later ones
-        program.algorithm.round(later, server)
+        algorithm.round(later, server)
         sent = lambda round: sum(int(e.bytes_down.sum()) for e in round.by_name.values())
         by_name = {**at_start.by_name, **later.by_name}
-        plans.append(Plan(x.size, y.size, by_name, sent(first) - sent(later), _shapes(server)))
+        once = sent(first) - sent(later)
+        plans.append(Plan(x.size, y.size, by_name, once, _shapes(server), starts_u=at_start.starts_u))
 
     try:
         jax.eval_shape(dry_run, program, data)
@@ -290,15 +307,13 @@ def plan(task: Task, algorithm: Algorithm, participation: Participation | None =
     >>> cost.exchanges, cost.down, cost.up, cost.oracles["H"]
     (1, 16, 16, 3)
     """
-    program = Program(task.problem, algorithm, task.layout, participation or Everyone())
-    check_fits(program.problem, algorithm, program.layout, program.participation)
-    return trace(program, task.data)
+    return trace(Program.checked(task.problem, algorithm, task.layout, participation), task.data)
 
 
 def shared_accounting(task: Task, algorithm: Algorithm, participation: Participation | None = None) -> tuple[int, int]:
     """Floats down and up per round if all blocks of a private x were sent to and from all clients, as papers count."""
     private = plan(task, algorithm, participation)
     problem = replace(task.problem, private_x=False)
-    shared = trace(Program(problem, algorithm, task.layout, participation or Everyone()), task.data)
+    shared = trace(Program.checked(problem, algorithm, task.layout, participation), task.data)
     sent = len(task.clients)  # every vector of x has one block per client
     return private.down + sent * (shared.down - private.down), private.up + sent * (shared.up - private.up)

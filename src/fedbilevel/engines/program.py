@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from fedbilevel.core import Algorithm, Each, Key, Objective, Problem
 from fedbilevel.core.data import Data, Layout
+from fedbilevel.core.sampling import walking
 from fedbilevel.core.vectors import Vector, is_vector
 from fedbilevel.engines.participation import Everyone, Independent, Participation
 from fedbilevel.errors import FedbilevelError
@@ -31,6 +32,20 @@ class Program:
     layout: Layout
     participation: Participation
     batching: Literal["scan", "vmap"] = "scan"  # how the simulator goes through the clients
+
+    @classmethod
+    def checked(
+        cls,
+        problem: Problem,
+        algorithm: Algorithm,
+        layout: Layout,
+        participation: Participation | None = None,
+        batching: Literal["scan", "vmap"] = "scan",
+    ) -> "Program":
+        """A program whose algorithm fits its problem and its clients; an error says what does not fit."""
+        program = cls(problem, algorithm, layout, participation or Everyone(), batching)
+        check_fits(problem, algorithm, layout, program.participation)
+        return program
 
     @property
     def holds(self) -> bool:
@@ -55,6 +70,19 @@ class Program:
         """Mark private vectors as owned (the server's view) or not (their owner's view)."""
         parts, structure = split_vectors(tree)
         return jax.tree.unflatten(structure, [Vector(v.tree, "x", owned) if self.private(v) else v for v in parts])
+
+    def start_key(self, run: Key) -> Key:
+        """The key of ``init``: the same in every engine."""
+        return self._naming(jax.random.fold_in(run, 1), run, 0)
+
+    def round_keys(self, run: Key, round: int | jax.Array) -> tuple[Key, Key]:
+        """The keys of a round, for drawing its cohort and for its work; the second names batches."""
+        draw, work = round_keys(run, round)
+        return draw, self._naming(work, jax.random.fold_in(run, 3), round)
+
+    def _naming(self, key: Key, series: Key, before: int | jax.Array) -> Key:
+        """A key that can name the batches of this data."""
+        return key if self.layout.sampling == "replacement" else walking(key, series, before)
 
     def cohort_key(self, exchange: Key) -> Key:
         """The key that draws the cohort of an exchange, if every exchange has its own; the same in every engine."""
@@ -138,6 +166,6 @@ def without(tree: Any, left_out: Callable[[Any], bool]) -> Any:
 
 
 def round_keys(run: Key, round: int | jax.Array) -> tuple[Key, Key]:
-    """The keys of a round, for drawing its cohort and for its work: the same in every engine."""
+    """Two ordinary keys for every round, the same in every engine."""
     draw, work = jax.random.split(jax.random.fold_in(jax.random.fold_in(run, 2), round))
     return draw, work

@@ -59,7 +59,7 @@ class Ledger:
 
     served: Mapping[str, Any]
     calls: Mapping[str, Any]
-    watch: Callable[["SimulatedClients", SimulatedReplies], None] | None = None
+    watch: "Watch | None" = None
 
     def count(self, position: Position, clients: int | jax.Array) -> None:
         """One more exchange at this position."""
@@ -205,6 +205,9 @@ class SimulatedClients(ProgramClients):
         state = (carry, rows, ledger.served, ledger.calls)
         carry, memory.rows, ledger.served, ledger.calls = lax.fori_loop(0, times, body, state)
         return carry
+
+
+Watch = Callable[[SimulatedClients, SimulatedReplies], None]
 
 
 def _column(mask: jax.Array, like: jax.Array) -> jax.Array:

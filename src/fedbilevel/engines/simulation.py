@@ -22,8 +22,8 @@ from fedbilevel.core.vectors import Vector, is_vector
 from fedbilevel.engines.exchanges import Position
 from fedbilevel.engines.participation import Everyone, Participation
 from fedbilevel.engines.plan import trace
-from fedbilevel.engines.program import Program, check_fits, round_keys, split_vectors
-from fedbilevel.engines.simulated import CohortMemory, Ledger, SimulatedClients, SimulatedReplies
+from fedbilevel.engines.program import Program, split_vectors
+from fedbilevel.engines.simulated import CohortMemory, Ledger, SimulatedClients, SimulatedReplies, Watch
 from fedbilevel.errors import UnknownName
 from fedbilevel.storage.arrays import named_leaves, rebuild
 
@@ -74,10 +74,10 @@ traces: list[str] = []
 """One entry for every time a program was traced (and compiled): what the tests count."""
 
 
-def start(program: Program, counts: Counts, data: Data, key: Key, x: Any, y: Any) -> State:
+def start(program: Program, counts: Counts, data: Data, key: Key, x: Any, y: Any, u: Any = None) -> State:
     """The state before the first round; compiled as :data:`compiled_start`."""
     traces.append("start")
-    problem, algorithm, everyone = program.problem, program.algorithm, program.layout.clients
+    problem, algorithm, everyone = program.problem, program.algorithm.at(0), program.layout.clients
     x0, y0 = problem.start(jax.random.fold_in(key, 0))
     y = problem.nearest(y0 if y is None else Vector(y, "y"))
     if problem.private_x:
@@ -91,10 +91,11 @@ def start(program: Program, counts: Counts, data: Data, key: Key, x: Any, y: Any
         memory = jax.vmap(lambda block: algorithm.memory(Vector(block, "x"), y))(x.tree)
     elif algorithm.remembers == "run":
         memory = jax.tree.map(lambda a: jnp.repeat(a[None], everyone, 0), algorithm.memory(x, y))
-    start_key = jax.random.fold_in(key, 1)
+    start_key = program.start_key(key)
     cohort = program.first_participation.draw(start_key, everyone)
     ledger, kept = Ledger(counts, counts), CohortMemory(_rows(memory, cohort.ids))
     clients = SimulatedClients(program, data, data.weights, start_key, Position("start"), cohort, ledger, kept)
+    clients.given_u = None if u is None else Vector(u, "y")
     server = algorithm.init(clients, x, y)
     if memory is not None:
         memory = _put_back(memory, cohort.ids, kept.rows)
@@ -102,25 +103,34 @@ def start(program: Program, counts: Counts, data: Data, key: Key, x: Any, y: Any
     return State(key, server, memory, jnp.asarray(0), _finite((server, memory)), ledger.served, ledger.calls)
 
 
+def _next_cohort(
+    program: Program, data: Data, state: State, watch: Watch | None = None
+) -> tuple[SimulatedClients, Any]:
+    """Who takes part in the next round, and the server's state with their blocks of a private x only."""
+    draw, work = program.round_keys(state.key, state.round)
+    cohort = program.participation.draw(draw, program.layout.clients)
+    server, memory = state.server, state.memory
+    if not isinstance(program.participation, Everyone):
+        server, memory = _each_owned(lambda v: _rows(v, cohort.ids), server), _rows(memory, cohort.ids)
+    ledger, kept = Ledger(state.served, state.calls, watch), CohortMemory(memory)
+    return SimulatedClients(program, data, data.weights, work, Position("round"), cohort, ledger, kept), server
+
+
 def advance(program: Program, data: Data, state: State, rounds: jax.Array) -> State:
     """Advance by this number of rounds; compiled as :data:`compiled_advance`."""
     traces.append("advance")
-    algorithm, everyone = program.algorithm, isinstance(program.participation, Everyone)
 
     def one_round(state: State) -> State:
-        draw, work = round_keys(state.key, state.round)
-        cohort = program.participation.draw(draw, program.layout.clients)
-        server, memory = state.server, state.memory
-        if not everyone:
-            server, memory = _each_owned(lambda v: _rows(v, cohort.ids), server), _rows(memory, cohort.ids)
-        ledger, kept = Ledger(state.served, state.calls), CohortMemory(memory)
-        clients = SimulatedClients(program, data, data.weights, work, Position("round"), cohort, ledger, kept)
+        algorithm = program.algorithm.at(state.round)
+        clients, server = _next_cohort(program, data, state)
         server = algorithm.round(clients, server)
-        server, memory = _strong((server, kept.rows if algorithm.remembers == "run" else None))
+        server, memory = _strong((server, clients.memory.rows if algorithm.remembers == "run" else None))
         finite = _finite((server, memory))
-        if not everyone:
-            server = _each_owned(lambda old, new: _put_back(old, cohort.ids, new), state.server, server)
-            memory = _put_back(state.memory, cohort.ids, memory)
+        if not isinstance(program.participation, Everyone):
+            ids = clients.cohort.ids
+            server = _each_owned(lambda old, new: _put_back(old, ids, new), state.server, server)
+            memory = _put_back(state.memory, ids, memory)
+        ledger = clients.ledger
         return State(state.key, server, memory, state.round + 1, finite, ledger.served, ledger.calls)
 
     last = state.round + rounds
@@ -148,17 +158,13 @@ def _spread_of(clients: SimulatedClients, replies: SimulatedReplies) -> dict[str
 
 @jax.jit
 def _first_spread(program: Program, data: Data, state: State) -> dict[str, jax.Array]:
-    draw, work = round_keys(state.key, state.round)
-    cohort = program.participation.draw(draw, program.layout.clients)
     spreads: list[dict[str, jax.Array]] = []
 
     def watch(clients: SimulatedClients, replies: SimulatedReplies) -> None:
         if not spreads:
             spreads.append(_spread_of(clients, replies))
 
-    ledger, memory = Ledger(state.served, state.calls, watch), CohortMemory(_rows(state.memory, cohort.ids))
-    clients = SimulatedClients(program, data, data.weights, work, Position("round"), cohort, ledger, memory)
-    program.algorithm.round(clients, _each_owned(lambda v: _rows(v, cohort.ids), state.server))
+    program.algorithm.at(state.round).round(*_next_cohort(program, data, state, watch))
     return spreads[0] if spreads else {}
 
 
@@ -181,17 +187,25 @@ class Simulation:
         if batching == "auto":
             batching = "scan" if jax.default_backend() == "cpu" else "vmap"
         self.task = task
-        self.program = Program(task.problem, algorithm, task.layout, participation or Everyone(), batching)
-        check_fits(task.problem, algorithm, task.layout, self.program.participation)
+        self.program = Program.checked(task.problem, algorithm, task.layout, participation, batching)
         self.plan = trace(self.program, task.data)
 
-    def start(self, seed: int, x: Any = None, y: Any = None) -> State:
-        """The state before the first round; x and y replace what the problem's ``init`` gives."""
-        return compiled_start(self.program, self.plan.no_counts(), self.task.data, jax.random.key(seed), x, y)
+    def start(self, seed: int, x: Any = None, y: Any = None, u: Any = None) -> State:
+        """The state before the first round; x and y replace what the problem's ``init`` gives, u the first adjoint."""
+        return compiled_start(self.program, self.plan.no_counts(), self.task.data, jax.random.key(seed), x, y, u)
 
     def advance(self, state: State, rounds: int) -> State:
         """Advance by this number of rounds in one call; stops when a result is not finite (``state.finite``)."""
         return compiled_advance(self.program, self.task.data, state, jnp.asarray(rounds))
+
+    def memory(self) -> int | None:
+        """Bytes that a compiled round needs at once: data, state, and what it works with; None if not known."""
+        state = jax.eval_shape(partial(self.start, 0))
+        arguments = (self.program, self.task.data, state, jnp.asarray(1))
+        needs = compiled_advance.lower(*arguments).compile().memory_analysis()
+        if needs is None:
+            return None
+        return needs.argument_size_in_bytes + needs.temp_size_in_bytes + needs.output_size_in_bytes
 
     def arrays(self, state: State) -> dict[str, np.ndarray]:
         """All arrays of a state by name, to save them."""

@@ -47,8 +47,7 @@ class Authority:
     @staticmethod
     def create(folder: Path, name: str, passphrase: str) -> "Authority":
         """A new one, in an empty folder."""
-        if len(passphrase) < LEAST_PASSPHRASE:
-            raise FedbilevelError(f"the passphrase of the authority needs at least {LEAST_PASSPHRASE} characters.")
+        check_passphrase(passphrase)
         key = rsa.generate_private_key(65537, ROOT_KEY_BITS)
         made = Authority(folder, key, _root(name, key))
         # FLARE's own function makes a key of the passphrase with one round of MD5.
@@ -115,6 +114,12 @@ class Authority:
                 (x509.ExtendedKeyUsage([purpose]), False),
             ],
         )
+
+
+def check_passphrase(passphrase: str) -> None:
+    """Refuse one that is easily guessed."""
+    if len(passphrase) < LEAST_PASSPHRASE:
+        raise FedbilevelError(f"the passphrase of the authority needs at least {LEAST_PASSPHRASE} characters.")
 
 
 def subject(project: Project, party: str, role: str) -> Any:

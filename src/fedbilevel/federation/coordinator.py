@@ -150,6 +150,8 @@ class Coordinator:
 
     def _supervise(self) -> None:
         if self.session is None:
+            if not self._listens():
+                return
             self.session = self._connect()
         self.project = project.load(self.folder)
         for name in self.project.excluded - self.excluded:  # it is cut off; here, FLARE is to forget it at once
@@ -181,6 +183,13 @@ class Coordinator:
         for run, missing in undelivered(self.folder):
             if self._deliver(run, missing):
                 return
+
+    def _listens(self) -> bool:
+        """Whether the server has opened its port yet. FLARE's session would log errors about it until then."""
+        with contextlib.suppress(OSError):
+            socket.create_connection((self.project.host, self.project.port), 5.0).close()
+            return True
+        return False
 
     def _connect(self) -> Any:
         from nvflare.fuel.flare_api.flare_api import new_secure_session

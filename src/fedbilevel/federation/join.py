@@ -13,7 +13,7 @@ from fedbilevel.errors import FedbilevelError
 from fedbilevel.federation import flare_files, logs, presence, process, project, service, suspects
 from fedbilevel.federation.kits import CERTIFICATE, KEY, ROOT, STARTUP, Kit
 from fedbilevel.federation.ledger import LEDGER
-from fedbilevel.federation.site import SITE_FOLDER
+from fedbilevel.federation.process import SITE_FOLDER
 from fedbilevel.federation.worker import Settings
 from fedbilevel.storage.files import alone, why_unwritable
 
@@ -75,7 +75,8 @@ def obstacle(folder: Path) -> str:
     except (ssl.SSLError, ConnectionResetError):
         return f"the server at {place} does not accept the certificate of this kit: {REFUSED}."
     except OSError as error:
-        return f"{place} cannot be reached ({error}): check that the server is running and its port is open."
+        why = error.strerror or error
+        return f"{place} cannot be reached ({why}): check that the server is running and its port is open."
     return f"the server at {place} closes the connection: {REFUSED}."
 
 

@@ -1,10 +1,10 @@
 """Ledgers for people: what a site has sent, what a coordinator has done, and whether anybody changed them."""
 
 from collections import defaultdict, deque
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -27,9 +27,12 @@ def shown(name: str) -> str:
 
 
 def ledger(folder: Path, console: Console, last: int = 0) -> None:
-    """Print tables of what a site has sent, or what a coordinator has done."""
+    """Print tables of what a site has sent, what a coordinator has done, or the exchanges of a run."""
     if (folder / DONE).exists():
         _done(folder, console, last or 30)
+        return
+    if (folder / EXCHANGES).exists():
+        _exchanged(folder, console, last)
         return
     path = folder / LEDGER
     if not path.exists():
@@ -45,20 +48,20 @@ def ledger(folder: Path, console: Console, last: int = 0) -> None:
         entry[4] = line["left"] or entry[4]
         entry[5] = line["error"] or entry[5]
     for run, totals in runs.items():
-        table = Table("asked for", "times", "failed", "bytes in", "bytes out", title=plain(run), title_justify="left")
+        name = plain(run) or "outside of all runs"
+        table = Table("asked for", "times", "failed", "bytes in", "bytes out", title=name, title_justify="left")
         table.add_column("what left", overflow="fold")
         for what, (times, came, left, failed, arrays, error) in totals.items():
             shapes = ", ".join(f"{shown(name)}{arrays[name]['shape']}" for name in sorted(arrays))
             more = "; ".join(text for text in (shapes, error and f"last failure: {error}") if text)
-            table.add_row(plain(what), str(times), str(failed), f"{came:,}", f"{left:,}", plain(more))
+            table.add_row(plain(what) or "-", str(times), str(failed), f"{came:,}", f"{left:,}", plain(more))
         console.print(table)
     if last:
         each = Table("time", "by", "request", "bytes out", "what was sent (norm)")
         for line in lines[-last:]:
             arrays = ", ".join(f"{shown(name)} {a['norm']:.3g}" for name, a in sorted(line["left"].items()))
-            when = np.datetime64(int(line["time"]), "s")
             each.add_row(
-                str(when),
+                _when(line["time"]),
                 plain(line["caller"]),
                 plain(f"{line['action']} {line['method']}".strip()),
                 f"{line['bytes_out']:,}",
@@ -72,11 +75,50 @@ def _done(folder: Path, console: Console, last: int) -> None:
     table = Table("time", "by", "what was done")
     for line in deque(read(folder / DONE), last):
         facts = {k: v for k, v in line.items() if k not in ("n", "before", "time", "caller", "action", "ledger")}
-        words = ", ".join(f"{name} {value}" for name, value in facts.items())
+        words = ", ".join(f"{name} {_fact(name, value)}" for name, value in facts.items())
         table.add_row(
-            str(np.datetime64(int(line["time"]), "s")), plain(line["caller"]), plain(f"{line['action']}: {words}")
+            _when(line["time"]), plain(line["caller"]), plain(f"{line['action']}: {words}".removesuffix(": "))
         )
     console.print(table)
+
+
+def _fact(name: str, value: Any) -> str:
+    """A value of the coordinator's ledger for people."""
+    if name == "until" and isinstance(value, int | float):
+        return _when(value)
+    return ", ".join(map(str, value)) if isinstance(value, list | dict) else str(value)
+
+
+def _when(seconds: float) -> str:
+    """A time, in the time zone of the reader."""
+    return f"{datetime.fromtimestamp(int(seconds)):%Y-%m-%d %H:%M:%S}"
+
+
+def _exchanged(folder: Path, console: Console, last: int) -> None:
+    """The exchanges of a run: how many of each kind, who missed some, and the last ones."""
+    lines = [line for line in read(folder / EXCHANGES) if "method" in line]
+    kinds: dict[str, list[Any]] = defaultdict(lambda: [0, 0, 0, defaultdict(int)])
+    for line in lines:
+        entry = kinds[line["method"]]
+        entry[0] += 1
+        entry[1] += line["bytes_down"]
+        entry[2] += line["bytes_up"]
+        for name in line["failed"]:
+            entry[3][name] += 1
+    table = Table(
+        "exchange", "times", "bytes down", "bytes up", "missed by", title=plain(folder.name), title_justify="left"
+    )
+    for method, (times, down, up, missed) in kinds.items():
+        who = ", ".join(f"{name} ({count})" for name, count in missed.items())
+        table.add_row(plain(method), str(times), f"{down:,}", f"{up:,}", plain(who))
+    console.print(table)
+    if last:
+        each = Table("time", "round", "exchange", "answered", "missed, and why")
+        for line in lines[-last:]:
+            missed = "; ".join(f"{name}: {reason}" for name, reason in line["failed"].items())
+            words = (line["method"], ", ".join(line["answered"]), missed)
+            each.add_row(_when(line["time"]), str(line["round"]), *map(plain, words))
+        console.print(each)
 
 
 def check_ledgers(folder: Path, console: Console) -> None:

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 PASSPHRASE = "FEDBILEVEL_PASSPHRASE"
+SITE_FOLDER = "FEDBILEVEL_SITE"
+"""The environment variable with the folder of a site, for its processes."""
 NOT_PASSED_ON = ("NVFLARE_", "NVFL_", "FL_LOG_LEVEL", PASSPHRASE)
 
 
@@ -87,6 +89,10 @@ def main() -> None:
     module, sys.argv = sys.argv[1], sys.argv[1:]
     if module != "fedbilevel":  # FLARE
         _keep_jobs()
+        if place := os.environ.get(SITE_FOLDER):
+            from fedbilevel.federation import site
+
+            site.guard(Path(place))
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

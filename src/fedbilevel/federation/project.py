@@ -163,7 +163,7 @@ def check_address(host: str, port: int, place: str = "") -> None:
     if not HOST.fullmatch(host):
         raise FedbilevelError(f"{place}{host[:80]!r} is not a valid host: use a name like server.example.org.")
     if not 1 <= port <= 65535:
-        raise FedbilevelError(f"{place}port must be a number from 1 to 65535, but is {str(port)[:20]}.")
+        raise FedbilevelError(f"{place}port must be a number from 1 to 65535, not {str(port)[:20]}.")
 
 
 def load(folder: Path) -> Project:

@@ -71,7 +71,7 @@ def _compute(folder: Path, sites: list[str]) -> None:
     from fedbilevel.engines.messaging.protocol import Failed, Hello, Message, Prepare
     from fedbilevel.engines.participation import participation
     from fedbilevel.engines.plan import trace
-    from fedbilevel.engines.program import Program, check_fits
+    from fedbilevel.engines.program import Program
     from fedbilevel.errors import FedbilevelError, NoQuorum
     from fedbilevel.federation import suspects
     from fedbilevel.federation.engine import Federation, metrics_of
@@ -90,6 +90,7 @@ def _compute(folder: Path, sites: list[str]) -> None:
     from fedbilevel.runs.execute import describe
     from fedbilevel.runs.settings import plain
     from fedbilevel.runs.solve import solve
+    from fedbilevel.runs.until import parse as parse_until
     from fedbilevel.storage.arrays import decode, encode
     from fedbilevel.storage.files import write_atomically
     from fedbilevel.storage.run_folder import RunFolder
@@ -161,8 +162,7 @@ def _compute(folder: Path, sites: list[str]) -> None:
     task = server_task(built, len(sites), own)
     weights = site_weights(rows, study.rules) if own else task.normalised_weights
     chosen = participation(built.experiment.participation(), len(sites))
-    program = Program(task.problem, built.algorithm, task.layout, chosen)
-    check_fits(task.problem, built.algorithm, task.layout, chosen)
+    program = Program.checked(task.problem, built.algorithm, task.layout, chosen)
     plan = trace(program, task.data)
     digest = plan_digest(plan, built)
     prepare = {m: Prepare(m, float(weights[m]), len(sites)) for m in answers}
@@ -216,6 +216,7 @@ def _compute(folder: Path, sites: list[str]) -> None:
             experiment.seed,
             chosen,
             every=experiment.every,
+            until=parse_until(experiment.until),
             engine=engine,
             callbacks=[on_row],
             checkpoint=place.checkpoints(seconds=0),

@@ -14,6 +14,7 @@ from fedbilevel.federation.authority import (
     SOON,
     Authority,
     Request,
+    check_passphrase,
     fingerprint,
     issued,
     new_key,
@@ -38,6 +39,7 @@ def create(
     """Create the folder of a federation: its authority, the server, and the coordinator's own administrator."""
     project.needs_flare()
     flare_files.check_place(folder.resolve())
+    check_passphrase(passphrase)  # before there is anything in the folder
     place = authority_folder(folder, authority)
     for path, option in ((folder, "--out"), (place, "--authority")):
         if path.exists() and (not path.is_dir() or any(path.iterdir())):

@@ -2,6 +2,7 @@
 restarts it.
 """
 
+import contextlib
 import logging
 import os
 import subprocess
@@ -12,18 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from nvflare.collab import collab
-from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
-from nvflare.fuel.f3.cellnet.utils import make_reply
-from nvflare.fuel.f3.message import Message
 
 from fedbilevel.errors import FedbilevelError
+from fedbilevel.federation.process import SITE_FOLDER
+from fedbilevel.federation.wire import callers
 from fedbilevel.federation.wire.channel import Channel, Packet
 from fedbilevel.federation.wire.pipes import Frame, read, write
 from fedbilevel.federation.wire.signing import Party, SitesEnd
 
-SITE_FOLDER = "FEDBILEVEL_SITE"
-"""The environment variable with the folder of the site."""
 MOST_REFUSED = 100
 """Refused calls that a job notes in the site's log."""
 
@@ -54,17 +52,9 @@ class Site:
 
     def listen(self, cell: Any, server: str, session: SitesEnd) -> None:
         """Answer the cell of the server, and refuse whatever comes from other sites, on any channel of FLARE."""
-        self.own, self.session = FQCN.split(cell.get_fqcn())[0], session
-        cell.set_message_interceptor(self.intercept)
+        self.session = session
+        callers.strangers_refused(cell, self.refuse)
         self.channel = Channel(cell, server, self.answer)
-
-    def intercept(self, message: Message) -> Message | None:
-        """Let pass what comes from the server, or from this site; refuse everything else, before it is looked at."""
-        caller = FQCN.split(str(message.get_header(MessageHeaderKey.ORIGIN)))[0]
-        if caller in (FQCN.ROOT_SERVER, self.own):
-            return None
-        self.refuse(caller, "only the server may call a site.", len(message.payload or b""))
-        return make_reply(ReturnCode.UNAUTHENTICATED, error="only the server may call a site.")
 
     def answer(self, packet: Packet) -> Packet:
         """Answer the server: one message at a time."""
@@ -156,6 +146,23 @@ class Site:
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, bufsize=0, pipesize=1 << 20
             )  # where pipes have a size, a message of usual size goes through at once
         (self.folder / "worker.pid").write_text(str(self.process.pid))
+
+
+def guard(folder: Path) -> None:
+    """Make all cells of this process refuse other sites: FLARE's own client, too, which would obey their commands. The
+    site's ledger has who called.
+    """
+    from fedbilevel.federation import join
+    from fedbilevel.federation.ledger import LEDGER, Ledger, owner
+
+    ledger = Ledger(folder / LEDGER, owner(folder, join.about(folder)["party"]))
+
+    def note(caller: str, reason: str, size: int) -> None:
+        entry = {"run": "", "action": "", "method": "", "round": -1, "bytes_in": size, "bytes_out": 0, "left": {}}
+        with contextlib.suppress(OSError):
+            ledger.note({**entry, "error": reason}, caller, refused=True)
+
+    callers.install_at_site(note)
 
 
 def end_with_parent() -> None:

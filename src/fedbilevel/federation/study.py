@@ -102,7 +102,7 @@ class Study:
             given[key] = convert(key, value, given[key], place)
         rules = Rules(**given)
         if rules.weights not in ("equal", "size"):
-            raise FedbilevelError(f"[federation]: weights must be 'equal' or 'size', but is '{rules.weights}'.")
+            raise FedbilevelError(f"[federation]: weights must be 'equal' or 'size', not '{rules.weights}'.")
         if min(rules.quorum, rules.patience, rules.most_rows) < 0 or min(rules.deadline, rules.setup_deadline) <= 0:
             raise FedbilevelError(
                 "[federation]: quorum, patience and most_rows must be at least 0, and deadlines greater than 0."

@@ -7,7 +7,6 @@ once: for the first result of a run, and for one run of a study.
 """
 
 import contextlib
-import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ import numpy as np
 
 from fedbilevel.data.cells import Value
 from fedbilevel.federation.schema import Schema
+from fedbilevel.storage.csv_files import CsvWriter
 from fedbilevel.storage.files import write_atomically
 from fedbilevel.tasks.sites import Judged
 
@@ -43,14 +43,14 @@ def save(
         classes: their values.
         found: what was found.
     """
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(COLUMNS)
-    for n in np.lexsort((found.quality, found.trusted)).tolist():
-        table.writerow(
-            [site, names[n], bool(found.issue[n]), f"{found.quality[n]:.6g}", classes[int(labels[n])],
-             classes[int(found.predicted[n])], f"{found.wrong[n]:.6g}", bool(found.trusted[n])]
-        )  # fmt: skip
+    text = io.StringIO(newline="")
+    table = CsvWriter(text)
+    table.rows([COLUMNS])
+    table.rows(
+        [site, names[n], bool(found.issue[n]), f"{found.quality[n]:.6g}", classes[int(labels[n])],
+         classes[int(found.predicted[n])], f"{found.wrong[n]:.6g}", bool(found.trusted[n])]
+        for n in np.lexsort((found.quality, found.trusted)).tolist()
+    )  # fmt: skip
     write_atomically(folder / SUSPECTS, text.getvalue().encode())
     write_atomically(folder / SUMMARY, json.dumps({"sentence": sentence(found)}).encode())
 

@@ -259,20 +259,16 @@ class Worker:
 
     def _finish(self, message: Any, arrays: Arrays) -> Answer:
         """Save the result at the site, with its own part of it."""
-        import numpy as np
-
         from fedbilevel.engines.messaging.party import TRACED
         from fedbilevel.engines.messaging.protocol import Done
-        from fedbilevel.storage.arrays import encode, named_leaves
         from fedbilevel.storage.files import write_atomically
+        from fedbilevel.storage.run_folder import RunFolder
 
         self.party.commit(message.commit)
         x, y = self.party.solution(message.round, arrays)
-        found = {name: np.asarray(leaf) for name, leaf in named_leaves({"x": x, "y": y}).items()}
-        write_atomically(
-            self.folder / "runs" / self.run / "solution.safetensors", encode({"round": message.round}, found)
-        )
-        write_atomically(self.folder / "runs" / self.run / "compiled.json", json.dumps(TRACED).encode())
+        place = RunFolder(self.folder / "runs" / self.run)
+        place.save_solution(x, y, message.round)
+        write_atomically(place.path / "compiled.json", json.dumps(TRACED).encode())
         told = self._suspects(x, y) if self.study.finds_suspects else {}
         self.finished = True
         return Done(), told

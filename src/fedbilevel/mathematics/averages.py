@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
+from fedbilevel.core.sampling import wrapped
 from fedbilevel.core.schedules import Schedule, cube_root, power
 from fedbilevel.core.vectors import Vector, add
 from fedbilevel.errors import FedbilevelError
@@ -29,7 +30,7 @@ def name_batches(clients: Clients) -> Words:
 
 def named(client: Client, words: Words, t: int | jax.Array = 0) -> Key:
     """The key of batch number t of this name, a different one for every client."""
-    key = jax.random.wrap_key_data(jnp.stack(words))
+    key = wrapped(jnp.stack(words))
     return jax.random.fold_in(jax.random.fold_in(key, client.id), t)
 
 
@@ -128,7 +129,7 @@ class DoubleMomentum(Averages):
         for name in ("forget_upper", "forget_lower"):
             worst = getattr(self, name).largest()
             if not worst <= 1:
-                raise FedbilevelError(f"{type(self).__name__}: {name} must be at most 1, but is {worst:.3g}.")
+                raise FedbilevelError(f"{type(self).__name__}: {name} must be at most 1, not {worst:.3g}.")
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> DoubleMomentumState:
         t = jnp.asarray(1)

@@ -13,7 +13,7 @@ from fedbilevel.core.task import Task
 from fedbilevel.engines.accounting import ORACLES
 from fedbilevel.engines.plan import Plan, plan
 
-FACTS = ("citation", "source", "assumes", "exact", "costs")
+FACTS = ("citation", "source", "assumes", "exact", "alone", "costs")
 """The fields of :class:`Algorithm` with texts for readers."""
 UNKNOWN = "-"
 
@@ -145,8 +145,10 @@ def markdown(algorithms: Mapping[str, type[Algorithm]] = ALGORITHMS) -> str:
     entries = [entry(name, kind) for name, kind in algorithms.items()]
     lines = [HEADER, *_table("name", "problem", "exchanges", "floats down", "floats up", "oracle calls")]
     lines += [_row(f"`{e.name}`", e.problem, e.exchanges, e.down, e.up, e.oracles) for e in entries]
-    lines += ["", *_table("name", "assumes", "where clients differ", "the code")]
-    lines += [_row(f"`{e.name}`", *(e.facts[fact] for fact in ("assumes", "exact", "source"))) for e in entries]
+    lines += ["", *_table("name", "assumes", "where clients differ", "with one client", "the code")]
+    lines += [
+        _row(f"`{e.name}`", *(e.facts[fact] for fact in ("assumes", "exact", "alone", "source"))) for e in entries
+    ]
     for e in entries:
         lines += ["", f"## {e.name}", "", e.summary, "", f"{e.facts['citation']}.", "", f"{e.facts['costs']}."]
     return "\n".join(lines) + "\n"

@@ -11,10 +11,11 @@ from rich.table import Table
 
 from fedbilevel.drawing.curves import over_decades
 from fedbilevel.engines.accounting import ORACLES
-from fedbilevel.runs.comparison import Compared, last, per_client
+from fedbilevel.runs.comparison import Compared, arrived, last, memory, per_client
 from fedbilevel.runs.execute import Finished
 from fedbilevel.runs.grid import band, seconds
 from fedbilevel.runs.solve import Result
+from fedbilevel.runs.until import parse as parse_until
 from fedbilevel.storage.files import plain_json
 
 
@@ -75,12 +76,49 @@ def pictures(finished: Finished) -> None:
         figure.savefig(finished.folder / "picture.png", dpi=130)
 
 
+def costs(compared: Compared) -> Table:
+    """What each algorithm of a comparison has spent until it was there: means over the seeds that were."""
+    title = f"{compared.comparison.task}, {_seeds(compared)}, until {compared.comparison.until}"
+    shown = Table(title=title, title_justify="left")
+    for heading in ("", "there", "rounds", "floats", "samples", "Gf/Gg/J/H", "MB", "sec"):
+        shown.add_column(heading, justify="right" if heading else "left", no_wrap=not heading, overflow="fold")
+    for row in until(compared):
+        many = f"{row['there']} of {len(compared.comparison.seeds)}"
+        if not row["there"]:
+            shown.add_row(row["algorithm"], many, f"> {compared.comparison.rounds}" * bool(row["runs"]))
+            continue
+        counts = (_short(row[name]) for name in ("rounds", "floats", "samples"))
+        oracles = "/".join(_short(row[name]) for name in ORACLES)
+        megabytes = "-" if row["memory"] is None else _short(row["memory"] / 1e6)
+        shown.add_row(row["algorithm"], many, *counts, oracles, megabytes, f"{row['seconds']:.1f}")
+    return shown
+
+
+def until(compared: Compared) -> list[dict[str, Any]]:
+    """The same for machines; counts are per client, the bytes of ``memory`` those of a compiled round."""
+    bounds, rows = parse_until(compared.comparison.until), []
+    for algorithm in compared.comparison.algorithms:
+        members = compared.of(algorithm)
+        there = [member for member in members if arrived(member, bounds)]
+        row: dict[str, Any] = {"algorithm": algorithm, "runs": sum(m.done for m in members), "there": len(there)}
+        if there:
+            mean = lambda value, there=there: float(np.mean([value(member) for member in there]))
+            row["rounds"] = mean(lambda member: member.history[-1]["round"])
+            row |= {name: mean(lambda m, name=name: per_client(m, name)) for name in ("floats", *ORACLES, "samples")}
+            row["seconds"] = mean(lambda member: member.history[-1]["seconds"])
+            row["memory"] = memory(compared.comparison, algorithm)
+        rows.append(row)
+    return rows
+
+
 def comparison(compared: Compared) -> Table:
     """What came out of a comparison: means over seeds, and counts per client."""
+    if compared.comparison.until:
+        return costs(compared)
     headline = _headline(compared)
     title = f"{compared.comparison.task}, {_seeds(compared)}"
     shown = Table(title=title, title_justify="left")
-    for heading in ("", *headline.values(), "rounds", "floats", "Gf/Gg/J/H", "sec"):
+    for heading in ("", *headline.values(), "rounds", "floats", "samples", "Gf/Gg/J/H", "sec"):
         shown.add_column(heading, justify="right" if heading else "left", no_wrap=not heading, overflow="fold")
     for algorithm in compared.comparison.algorithms:
         members = compared.of(algorithm)
@@ -91,13 +129,13 @@ def comparison(compared: Compared) -> Table:
             )
             continue
         values = [_with_spread(*last(done, metric), len(done)) for metric in headline]
-        floats, *oracles = (_short(np.mean([per_client(m, c) for m in done])) for c in COUNTS)
+        floats, samples, *oracles = (_short(np.mean([per_client(m, c) for m in done])) for c in COUNTS)
         rounds = str(compared.comparison.rounds)
-        shown.add_row(algorithm, *values, rounds, floats, "/".join(oracles), f"{seconds(done):.1f}")
+        shown.add_row(algorithm, *values, rounds, floats, samples, "/".join(oracles), f"{seconds(done):.1f}")
     return shown
 
 
-COUNTS = ("floats", *ORACLES)
+COUNTS = ("floats", "samples", *ORACLES)
 
 
 def _short(count: Any) -> str:
@@ -139,7 +177,8 @@ def comparison_curves(compared: Compared) -> Path:
             members = [m for m in compared.of(algorithm) if m.done]
             if not members:
                 continue
-            histories = [m.history for m in members]
+            shortest = min(len(m.history) for m in members)  # runs may end when they are there
+            histories = [m.history[:shortest] for m in members]
             mean, deviation = band(histories, metric)
             across, _ = band(histories, axis)
             if axis == "floats":  # on a log scale, so from the first message on
@@ -199,12 +238,14 @@ def curves(finished: Finished) -> Path:
 def comparison_json(compared: Compared) -> dict[str, Any]:
     """The table of a comparison for machines: one object per algorithm."""
     headline = _headline(compared)
+    costly = {row["algorithm"]: row for row in until(compared)} if compared.comparison.until else {}
     rows = []
     for algorithm in compared.comparison.algorithms:
         members = compared.of(algorithm)
         done = [m for m in members if m.done]
         row: dict[str, Any] = {"algorithm": algorithm, "runs": len(done)}
         row |= {metric: last(done, metric)[0] for metric in headline if done}
+        row |= costly.get(algorithm, {})
         row["failures"] = [m.failure for m in members if not m.done]
         rows.append(plain_json(row))
     return {"rows": rows, "seconds": compared.seconds, "folder": str(compared.folder)}

@@ -14,7 +14,7 @@ from fedbilevel.reproduction.curves import Reproduced, ending
 from fedbilevel.reproduction.decisions import Interval, Outcome, better, finished, together
 from fedbilevel.reproduction.files import Claim, Method, Panel, ResultColumn
 
-ACROSS = ("best", "spread", "trend", "approach")
+ACROSS = ("best", "spread", "trend", "approach", "slope")
 """Kinds of claims that compare conditions."""
 
 Numbers = Mapping[int, float]  # by seed; NaN where a run diverged
@@ -253,6 +253,22 @@ class Judge:
             words = [column.shown(float(np.mean(known)))] if known else []
             shown.append(" ".join([self._name(label), *words, *(["diverged"] if len(known) < len(of) else [])]))
         return outcome, f"{', '.join(shown)}{note}"
+
+    def _slope(self, claim: Claim, panels: Sequence[Panel]) -> Part:
+        """Whether a number goes like a power of the number of the condition, by a line for every seed."""
+        low = -math.inf if claim.least is None else claim.least
+        high = math.inf if claim.most is None else claim.most
+        across, parts = np.log([panel.number for panel in panels]), []
+        for label in claim.methods:
+            each = [self._numbers(claim, panel, label) for panel in panels]
+            seeds = sorted(set.intersection(*({*of} for of in each)))
+            with np.errstate(divide="ignore", invalid="ignore"):
+                heights = np.log([[of[seed] for seed in seeds] for of in each])
+            centred = across - across.mean()
+            ours = decisions.mean(centred @ heights / (centred @ centred))
+            note = "" if math.isinf(ours.high) else f" [{ours.low:.2f}, {ours.high:.2f}]"
+            parts.append((ours.within(low, high), f"{self._name(label)} {ours.number:.2f}{note}"))
+        return together(outcome for outcome, _ in parts), ", ".join(words for _, words in parts)
 
     def _trend(self, claim: Claim, panels: Sequence[Panel]) -> Part:
         return self._along(claim, panels, 1 if claim.direction == "rising" else -1, self._differences(claim, panels))

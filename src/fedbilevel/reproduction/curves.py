@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from fedbilevel.engines.accounting import COUNTED
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.reproduction.files import Method, Panel, Reproduction, ResultColumn, mark
 from fedbilevel.storage.files import write_atomically
@@ -48,7 +49,11 @@ class Curve:
         """The mean of a column's metric over the last share of the way to its moment, linear between rows."""
         if column.metric not in self.history[-1]:
             raise FedbilevelError(f"a run of {self.method.title} has no '{column.metric}' for '{column.title}'.")
-        across, values = self.along(column.along or against), [row[column.metric] for row in self.history]
+        across = self.along(column.along or against)
+        values = np.array([row[column.metric] for row in self.history]) ** column.power
+        if column.until is not None:
+            there = np.flatnonzero(values <= column.until)
+            return float(across[there[0]]) * column.scale if len(there) else math.nan
         end = across[-1] if column.at is None else column.at
         if across[-1] < end:
             raise FedbilevelError(f"a run of {self.method.title} ends at {across[-1]:g}, before '{column.title}'.")
@@ -74,10 +79,10 @@ class Reproduced:
         return self.reproduction.minutes if math.isnan(minutes) else minutes
 
     def values(self, panel: Panel, method: Method, column: ResultColumn, over: str = "end") -> dict[int, float]:
-        """One number for each seed: the mean over the last tenth of the curve, or, over the whole "way", of all of it.
-        NaN where a run did not finish.
+        """One number for each seed: the mean over the last tenth of the curve, or the column's share of it, or, over
+        the whole "way", of all of it. NaN where a run did not finish, or not arrive.
         """
-        share = 1.0 if over == "way" else WINDOW
+        share = 1.0 if over == "way" else column.share or WINDOW
         curves = sorted(self.of(panel, method), key=lambda curve: curve.seed)
         return {c.seed: c.mean(column, self.reproduction.against, share) if c.done else math.nan for c in curves}
 
@@ -93,7 +98,9 @@ def ending(curves: Sequence[Curve]) -> str:
 
 
 def _metrics(made: Reproduction) -> list[str]:
-    return list(dict.fromkeys([*made.curves, *(column.metric for column in made.columns)]))
+    counted = [axis for axis in (made.against, *(column.along for column in made.columns)) if axis in COUNTED]
+    found = dict.fromkeys([*made.curves, *(column.metric for column in made.columns), *counted])
+    return [metric for metric in found if metric not in _ROW]
 
 
 def write(done: Reproduced, path: Path) -> None:

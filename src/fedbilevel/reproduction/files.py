@@ -27,6 +27,8 @@ CURVE_AXES = {
     "round": "rounds",
     "exchanges": "exchanges",
     "communications": "communication rounds, as the paper counts them",
+    "floats": "floats of all clients, down and up",
+    "samples": "samples of all clients",
 }
 """What curves are drawn against."""
 
@@ -34,7 +36,9 @@ CURVE_AXES = {
 @dataclass(frozen=True)
 class ResultColumn:
     """A number of the table: a metric at the end, or ``at`` a number of rounds or exchanges; times ``scale``. ``along``
-    is what is counted, if it is not what the curves are drawn against.
+    is what is counted, if it is not what the curves are drawn against. The metric is taken to a ``power`` and its mean
+    is over the last ``share`` of the way. With ``until``, the number is how far the first evaluation is along the way
+    at which the metric is at most this.
     """
 
     title: str
@@ -42,6 +46,9 @@ class ResultColumn:
     at: float | None = None
     along: str = ""
     scale: float = 1.0
+    power: float = 1.0
+    share: float = 0.0  # as everywhere else
+    until: float | None = None
     digits: int = 2
     better: str = "higher"
 
@@ -56,9 +63,10 @@ class ResultColumn:
 
 @dataclass(frozen=True)
 class Panel:
-    """A condition: options of the task and of the run."""
+    """A condition: options of the task and of the run. ``number`` is what slopes are taken over."""
 
     title: str
+    number: float = 0.0
     task: Mapping[str, Any] = field(default_factory=dict)
     run: Mapping[str, Any] = field(default_factory=dict)
     seeds: int = 0  # if another number than elsewhere
@@ -87,7 +95,7 @@ class Method:
         return f"{self.label} ({PARAMETERS[self.parameters]})"
 
 
-CLAIM_KINDS = ("near", "order", "ahead", "level", "bound", "steady", "best", "spread", "trend", "approach")
+CLAIM_KINDS = ("near", "order", "ahead", "level", "bound", "steady", "best", "spread", "trend", "approach", "slope")
 
 ABOUT = {
     "method": "Claims about the paper's own method",
@@ -112,7 +120,9 @@ class Claim:
     - "best": over the panels, the method is best under the first one;
     - "spread": over the panels, the first method varies least (largest minus smallest);
     - "trend": from panel to panel, the first method minus the second (or the first alone) is "rising" or "falling";
-    - "approach": from panel to panel, the first method comes closer to the second.
+    - "approach": from panel to panel, the first method comes closer to the second;
+    - "slope": over the panels, on logarithmic scales, each method's slope over the panels' numbers is at ``least`` or
+      at ``most`` this.
 
     The first six are judged once for each panel. ``over`` = "way" uses the mean of the whole curve instead of its last
     tenth. With a ``target``, a number for each of some columns, closer is better: the sum of the distances ("steady" is
@@ -198,6 +208,7 @@ class Reproduction:
     differences: str = ""
     remarks: str = ""
     curves: Sequence[str] = ()
+    across: str = ""  # what the numbers of the panels are; the columns are then drawn against them
     against: str = "round"
     search: Search | None = None
     quick: Mapping[str, Any] = field(default_factory=dict)
@@ -369,8 +380,11 @@ def check(made: Reproduction) -> None:
             raise FedbilevelError(f"{made.id}: the claim '{claim.words}' has unknown names.")
         least = {"order": 2, "ahead": 2, "level": 2, "steady": 2, "spread": 2, "approach": 2}.get(claim.kind, 1)
         bounds = [bound for bound in (claim.least, claim.most) if bound is not None]
-        if len(claim.methods) < least or (claim.kind == "bound" and not bounds):
+        if len(claim.methods) < least or (claim.kind in ("bound", "slope") and not bounds):
             raise FedbilevelError(f"{made.id}: the claim '{claim.words}' needs more methods, or a bound.")
+        chosen = [panel for panel in made.panels if not claim.panels or panel.title in claim.panels]
+        if claim.kind == "slope" and (len({p.number for p in chosen}) < 2 or min(p.number for p in chosen) <= 0):
+            raise FedbilevelError(f"{made.id}: the claim '{claim.words}' needs panels with different numbers.")
         if claim.kind == "best" and len(claim.methods) > 1:
             raise FedbilevelError(f"{made.id}: the claim '{claim.words}' is about one method only.")
         if claim.column and claim.column not in columns:

@@ -87,7 +87,14 @@ def _page(done: Reproduced, command: str) -> str:
         lines += ["", "*Search*: " + _searched(made, made.search)]
     if made.differences:
         lines += ["", "*What differs from the paper*: " + made.differences.strip()]
-    lines += ["", "## Numbers", "", "Means over the last tenth of the curves, with standard deviations over seeds.", ""]
+    shares = {column.share or curves.WINDOW for column in made.columns if column.until is None}
+    means = (
+        f"Means over the last {' or '.join(f'{share:.0%}' for share in sorted(shares))} of the curves"
+        if shares
+        else "Means"
+    )
+    means = means.replace("last 10% of", "last tenth of").replace("the last 100% of the curves", "the whole curves")
+    lines += ["", "## Numbers", "", f"{means}, with standard deviations over seeds.", ""]
     headings, *rows = table(done)
     lines += [_line(headings), "|---" * len(headings) + "|", *map(_line, rows)]
     by = judged(done)
@@ -187,6 +194,8 @@ def _draw(done: Reproduced) -> Figure:
     is room for them. Runs that diverged are dotted lines, up to a cross.
     """
     made = done.reproduction
+    if made.across:
+        return _draw_across(done)
     metrics = list(made.curves) or [made.columns[-1].metric]
     columns = min(4, len(made.panels))
     down = -(-len(made.panels) // columns) * len(metrics)
@@ -230,6 +239,33 @@ def _draw(done: Reproduced) -> Figure:
         axes.set_title(panel.title, fontsize=9)
         axes.set_xlabel(CURVE_AXES[made.against])
         axes.set_ylabel(metric)
+        axes.grid(alpha=0.3)
+    figure.legend(shown.values(), shown.keys(), loc="outside right upper", frameon=False, fontsize=8)
+    return figure
+
+
+def _draw_across(done: Reproduced) -> Figure:
+    """Every column against the numbers of the conditions, on logarithmic scales; a dot for every seed."""
+    made = done.reproduction
+    figure = Figure(figsize=(5.0 * len(made.columns) + 2.2, 4.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    shown: dict[str, Any] = {}
+    for place, column in enumerate(made.columns, 1):
+        axes = figure.add_subplot(1, len(made.columns), place)
+        for number, method in enumerate(made.methods):
+            panels = [panel for panel, each in made.cases() if each == method]
+            values = [[*finished(done.values(panel, method, column)).values()] for panel in panels]
+            known = [(panel.number, of) for panel, of in zip(panels, values, strict=True) if of]
+            colour = f"C{number % 10}"
+            means = [float(np.mean(of)) for _, of in known]
+            (line,) = axes.plot([at for at, _ in known], means, "-", color=colour, linewidth=1.4)
+            for at, of in known:
+                axes.plot([at] * len(of), of, ".", color=colour, markersize=4, alpha=0.5)
+            shown.setdefault(method.title, line)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlabel(made.across)
+        axes.set_title(column.title, fontsize=9)
         axes.grid(alpha=0.3)
     figure.legend(shown.values(), shown.keys(), loc="outside right upper", frameon=False, fontsize=8)
     return figure

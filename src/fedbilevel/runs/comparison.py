@@ -13,8 +13,10 @@ from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.core import Algorithm
 from fedbilevel.core.schedules import Schedule
 from fedbilevel.core.task import Task
-from fedbilevel.engines.participation import Everyone
+from fedbilevel.diagnostics import DIAGNOSTICS
+from fedbilevel.engines.participation import Everyone, participation
 from fedbilevel.engines.program import check_fits
+from fedbilevel.engines.simulation import Simulation
 from fedbilevel.errors import FedbilevelError, Interrupted, UnknownName
 from fedbilevel.runs import grid, plugins
 from fedbilevel.runs.experiment import Experiment
@@ -22,6 +24,8 @@ from fedbilevel.runs.fair_search import Found
 from fedbilevel.runs.given import Given, Maker, words_of_algorithm, words_of_task
 from fedbilevel.runs.grid import PlannedRun, band
 from fedbilevel.runs.settings import Setting, options_of, plain
+from fedbilevel.runs.until import parse as parse_until
+from fedbilevel.runs.until import reached
 from fedbilevel.storage.files import new_folder, write_atomically
 from fedbilevel.storage.load import runs
 
@@ -35,6 +39,7 @@ class Comparison:
     """What to compare. ``settings`` apply to the task and to every algorithm that has them; "NAME.key" only to NAME.
 
     ``algorithms`` are the names of the members; ``words`` are the algorithms of those whose name is not a word.
+    With ``until``, such as "hypergradient=1e-3", each run ends when it is there, and what that has cost is compared.
     """
 
     task: str
@@ -46,6 +51,8 @@ class Comparison:
     words: Mapping[str, str] = field(default_factory=dict)
     only_python: Sequence[str] = ()
     given: Mapping[str, Given] = field(default_factory=dict, compare=False, repr=False)  # by member
+    until: str = ""
+    diagnostics: Sequence[str] = ()
 
     def experiment(self, member: str, seed: int) -> Experiment:
         """One member of the comparison."""
@@ -59,7 +66,12 @@ class Comparison:
             elif table in ("", "task", "algorithm") and name in names:
                 chosen[key] = value
         title = member if member in self.words else ""
-        return replace(bare, rounds=self.rounds, seed=seed, sample=self.sample, settings=chosen, title=title)
+        chosen_run = replace(bare, rounds=self.rounds, seed=seed, sample=self.sample, settings=chosen, title=title)
+        if not self.until:
+            return chosen_run
+        # What was seen decides when it was there.
+        every = max(1, self.rounds // 200)
+        return replace(chosen_run, every=every, until=self.until, diagnostics=tuple(self.diagnostics))
 
     def _bare(self, member: str) -> Experiment:
         given = self.given.get(member, Given())
@@ -188,6 +200,7 @@ def _config(comparison: Comparison) -> dict[str, Any]:
         "rounds": comparison.rounds,
         "seeds": list(comparison.seeds),
         **({"sample": comparison.sample} if comparison.sample else {}),
+        **({"until": comparison.until, "diagnostics": list(comparison.diagnostics)} if comparison.until else {}),
         "settings": {key: plain(value) for key, value in comparison.settings.items()},
         **({"words": dict(comparison.words)} if comparison.words else {}),
         **({"only_python": list(comparison.only_python)} if comparison.only_python else {}),
@@ -210,8 +223,20 @@ def read(folder: Path) -> Comparison:
 
 def last(members: Sequence[ComparedRun], metric: str) -> tuple[float, float]:
     """Mean and standard deviation over seeds at the end."""
-    mean, deviation = band([m.history for m in members if m.done], metric)
+    mean, deviation = band([m.history[-1:] for m in members if m.done], metric)
     return float(mean[-1]), float(deviation[-1])
+
+
+def arrived(member: ComparedRun, bounds: Mapping[str, float]) -> bool:
+    """Whether a run came as far as it was to go."""
+    return member.done and reached(member.history[-1], bounds)
+
+
+def memory(comparison: Comparison, algorithm: str) -> int | None:
+    """Bytes that a compiled round of an algorithm needs: data, state, and what it works with. None if not known."""
+    experiment, task, chosen, _ = comparison.experiment(algorithm, comparison.seeds[0]).build()
+    cohort = participation(experiment.participation(), len(task.clients))
+    return Simulation(task, chosen, cohort, experiment.batching).memory()  # pyright: ignore[reportArgumentType]
 
 
 def per_client(member: ComparedRun, name: str) -> float:
@@ -245,12 +270,13 @@ def plan(
     seeds: Sequence[int] = (0,),
     sample: str | None = None,
     settings: Mapping[str, Any] | None = None,
+    until: str = "",
     tuned: Path | None = None,
 ) -> Comparison:
     """Plan a comparison, by default of all algorithms that fit the task. ``tuned`` is the folder of a search, whose
     settings are used.
     """
-    about = words_of_task(task)
+    about, bounds = words_of_task(task), parse_until(until)
     if isinstance(algorithms, str):
         algorithms = None if algorithms == "all" else [name.strip() for name in algorithms.split(",") if name.strip()]
     found = None if tuned is None else Found.read(tuned)
@@ -262,13 +288,15 @@ def plan(
         algorithms, rounds = algorithms or list(found.best), rounds or found.rounds
         settings = {**found.settings, **(settings or {})}
     settings = {**about.settings, **(settings or {})}
-    if not algorithms or rounds is None:
+    diagnostics: list[str] = []
+    if not algorithms or rounds is None or bounds:
         bare = Experiment(about.word, settings=settings, given=Given(about.make))
         options = options_of(bare.maker())
         parsed = {key: Setting.parse(key) for key in settings}
         of_task = [key for key, each in parsed.items() if each.is_for("task") and each.name in options]
         made = replace(bare, settings={key: settings[key] for key in of_task}).build().task
         algorithms, rounds = algorithms or fitting(made), made.suggested.rounds if rounds is None else rounds
+        diagnostics = [name for name in bounds if name not in made.shown.headline and name in DIAGNOSTICS]
     names, words, given, only_python = [], {}, {}, list(about.only_python.values())
     for name, algorithm in _named(algorithms):
         word, kind, strange = words_of_algorithm(algorithm)
@@ -287,17 +315,22 @@ def plan(
         given[name] = Given(about.make, kind, {**about.only_python, **strange})
         if kind is None:
             plugins.algorithm(word)
+    python_only = tuple(dict.fromkeys(only_python))
     return Comparison(
-        about.word, names, rounds, tuple(seeds), sample, settings, words, tuple(dict.fromkeys(only_python)), given
+        about.word, names, rounds, tuple(seeds), sample, settings, words, python_only, given, until, diagnostics
     )
 
 
 def of_file(
-    experiment: Experiment, algorithms: "Algorithms | None", seeds: Sequence[int], tuned: Path | None = None
+    experiment: Experiment,
+    algorithms: "Algorithms | None",
+    seeds: Sequence[int],
+    tuned: Path | None = None,
+    until: str = "",
 ) -> Comparison:
     """A comparison on the task of an experiment, with its settings; without algorithms, its own."""
     chosen, given = algorithms or experiment.algorithm, experiment
-    return plan(given.task, chosen, given.rounds, seeds, given.sample, given.settings, tuned)
+    return plan(given.task, chosen, given.rounds, seeds, given.sample, given.settings, until or given.until, tuned)
 
 
 def _named(algorithms: "Algorithms") -> list[tuple[str, Any]]:

@@ -26,6 +26,7 @@ from fedbilevel.runs.callbacks import TRACKERS
 from fedbilevel.runs.experiment import Built, Experiment
 from fedbilevel.runs.given import Given
 from fedbilevel.runs.solve import Result, Row, solve
+from fedbilevel.runs.until import parse as parse_until
 from fedbilevel.storage.checkpoints import Checkpoints
 from fedbilevel.storage.files import alone, new_folder
 from fedbilevel.storage.models import save_model
@@ -216,6 +217,7 @@ class _Members:
                 experiment.seed,
                 experiment.participation(),
                 every=experiment.every,
+                until=parse_until(experiment.until) if task is None and algorithm is self.built.algorithm else None,
                 diagnostics=experiment.diagnostics if task is None else (),
                 x=x,
                 engine=experiment.engine,  # pyright: ignore[reportArgumentType]

@@ -20,6 +20,7 @@ from fedbilevel.runs.given import Fixed, Given
 from fedbilevel.runs.own_data import is_own, own_maker
 from fedbilevel.runs.settings import Setting, Settings, Unset, convert, convert_run, options_of, plain
 from fedbilevel.runs.solve import ENGINES, check_rounds, check_seed, interval
+from fedbilevel.runs.until import parse as parse_until
 from fedbilevel.storage.checkpoints import check_checkpoints
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Experiment:
     )
     settings: Mapping[str, Any] = field(default_factory=dict)
     every: int | None = _field(None, "rounds between evaluations; left out: about fifty evaluations")
+    until: str = _field("", "end at the first evaluation at which a column is at most this: 'hypergradient=1e-3'")
     diagnostics: Sequence[str] = _field((), "exact quantities at every evaluation, such as 'hypergradient'")
     engine: str = _field("simulation", "'simulation' (compiled) or 'local' (serialized messages, no checkpoints)")
     batching: str = _field("auto", "how the simulator visits clients: 'scan' one by one, 'vmap' all at once, 'auto'")
@@ -110,7 +112,8 @@ class Experiment:
         """
         check_seed(self.seed)
         if self.rounds is not None and self.rounds < 1:
-            raise FedbilevelError(f"{self._at('run.rounds')}rounds must be at least 1, but is {self.rounds}.")
+            raise FedbilevelError(f"{self._at('run.rounds')}rounds must be at least 1, not {self.rounds}.")
+        parse_until(self.until)
         for name in self.diagnostics:
             DIAGNOSTICS.check(name)
         for name in self.trackers:

@@ -56,7 +56,7 @@ def compare(
         progress: called with the number of runs done, and the number of all.
     """
     not_while_importing("fb.compare")
-    made = comparisons.plan(task, algorithms, rounds, list(seeds), _sample(sample), settings, _path(tuned))
+    made = comparisons.plan(task, algorithms, rounds, list(seeds), _sample(sample), settings, tuned=_path(tuned))
     return comparisons.run(made, _path(out), progress, jobs)
 
 
@@ -121,7 +121,7 @@ def solve_into(
     word, _, strange = words_of_algorithm(algorithm)
     about = words_of_task(task)
     only_python = {**about.only_python, **strange}
-    if more.get("x") is not None or more.get("y") is not None:
+    if any(more[name] is not None for name in "xyu"):
         only_python["start"] = "the starting point"
     if not isinstance(more["engine"], str):
         raise FedbilevelError("give the engine by its name if the run is to be written to a folder.")
@@ -129,6 +129,7 @@ def solve_into(
     experiment = Experiment(
         about.word, word, rounds, seed, _sample(sample), every=interval(rounds, more["every"]), diagnostics=named,
         engine=more["engine"], batching=more["batching"], references=False,
+        until=",".join(f"{name}={float(bound)!r}" for name, bound in (more["until"] or {}).items()),
     )  # fmt: skip
     experiment = dataclasses.replace(experiment, given=Given(about.make, algorithm, only_python))
     built = Built(experiment, task, algorithm, dict(task.options))

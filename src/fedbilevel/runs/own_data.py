@@ -38,9 +38,9 @@ def _options(
     Args:
         data: a CSV, TSV, Parquet or NPZ file, several of them, one for each client, or a folder of pictures.
         label: the column with the labels.
-        client: the column that says who has a row; without it, every file is a client.
+        client: the column that says which client a row belongs to; without it, every file is a client.
         trusted: the column that says which labels were checked: these rows validate and test.
-        id: the column with what rows are called.
+        id: the column with the names of the rows.
         group: the column with two groups of people, for fairness.
         drop: columns to leave out.
         categorical: columns whose values are names, even if they look like numbers.

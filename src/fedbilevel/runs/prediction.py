@@ -1,11 +1,11 @@
 """``predict``: apply the trained model of a folder to new rows."""
 
-import csv
 import io
 from pathlib import Path
 from typing import Any
 
 from fedbilevel.errors import FedbilevelError
+from fedbilevel.storage.csv_files import CsvWriter
 from fedbilevel.storage.files import write_atomically
 from fedbilevel.storage.models import load_model, save_model
 from fedbilevel.tasks.classifier import Classifier
@@ -34,7 +34,7 @@ def predict(folder: Path | str, source: Any, id: str | None = None) -> Any:
     Args:
         folder: of a run on an own table.
         source: a file, a data frame, an array or a folder of pictures, like what the model was trained on.
-        id: the column with what rows are called. Without it, they are called by their line.
+        id: the column with the names of the rows. Without it, their lines name them.
 
     Returns:
         A data frame: ``row``, ``predicted_label``, ``probability``, and "p(CLASS)" for each of up to 20 classes.
@@ -51,10 +51,8 @@ def write_predictions(folder: Path | str, source: Any, out: Path, id: str | None
         raise FedbilevelError(f"{out} already exists: choose another file with --out.")
     classifier = load_classifier(folder)
     columns, rows = _predicted(classifier, source, id)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(rows)
+    text = io.StringIO(newline="")
+    CsvWriter(text).rows([columns, *rows])
     try:
         write_atomically(out, text.getvalue().encode())
     except OSError as error:

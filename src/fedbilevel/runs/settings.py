@@ -73,7 +73,10 @@ class Settings(dict[str, Any]):
         for key, value in self.items():
             setting = Setting.parse(key)
             if setting.is_for(table) and setting.name in defaults:
-                values[setting.name] = convert(key, value, defaults[setting.name], places.get(key, ""))
+                default = defaults[setting.name]
+                if table == "algorithm" and isinstance(default, float) and "(" in str(value):
+                    default = schedules.constant(default)  # a number that changes with the rounds
+                values[setting.name] = convert(key, value, default, places.get(key, ""))
         return values
 
     def check(

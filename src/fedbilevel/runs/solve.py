@@ -24,6 +24,7 @@ from fedbilevel.engines.simulation import Batching, Simulation
 from fedbilevel.errors import Diverged, FedbilevelError, Interrupted, RoundLost, UnknownName
 from fedbilevel.runs import interrupts
 from fedbilevel.runs.callbacks import Callback, OnRow, Started
+from fedbilevel.runs.until import reached
 from fedbilevel.storage.checkpoints import Checkpoints, Saved
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Engine(Protocol):
 
     plan: Plan
 
-    def start(self, seed: int, x: Any = None, y: Any = None) -> Any: ...
+    def start(self, seed: int, x: Any = None, y: Any = None, u: Any = None) -> Any: ...
     def advance(self, state: Any, rounds: int) -> Any: ...
     def solution(self, state: Any) -> tuple[Any, Any]: ...
     def metrics(self, state: Any) -> Mapping[str, Any]: ...
@@ -89,9 +90,11 @@ def solve(
     sample: "int | Participation | list[int] | None" = None,
     *,
     every: int | None = None,
+    until: Mapping[str, float] | None = None,
     diagnostics: Sequence[str | Diagnostic | Measure] = (),
     x: Tree = None,
     y: Tree = None,
+    u: Tree = None,
     engine: "Literal['simulation', 'local'] | Engine" = "simulation",
     batching: Batching = "auto",
     metrics: bool = True,
@@ -109,11 +112,14 @@ def solve(
         sample: which clients take part in a round: None for all, a number of clients drawn uniformly,
             ``Independent(probability)``, or a list of clients.
         every: rounds between evaluations (default: about fifty evaluations).
+        until: bounds on columns of the history, such as ``{"hypergradient": 1e-3}``: the run ends at the first
+            evaluation at which each of these columns is at most its bound.
         diagnostics: exact quantities for every row of the history: names of ``diagnostics.DIAGNOSTICS`` such as
             "hypergradient", and functions ``f(task, x, y) -> number or {name: number}``. A column is NaN where its
             quantity is not defined, and replaces a metric of the same name. Neither the traffic nor the seconds
             include them.
         x, y: where to start, instead of the problem's ``init``.
+        u: where the adjoint starts, in the structure of y, instead of at 0; for PrimalDual, its multiplier.
         engine: "simulation" (compiled) or "local" (messages between a server and clients in this process), or an
             engine that was made for this task, algorithm and sample.
         batching: how the simulator visits the clients: "scan" one by one, "vmap" all at once, "auto" whichever suits
@@ -143,13 +149,15 @@ def solve(
             raise FedbilevelError("give out or checkpoint: a run folder has its own checkpoints.")
         return solve_into(
             Path(out), task, algorithm, rounds, seed, sample, callbacks, every=every, diagnostics=diagnostics, x=x, y=y,
-            engine=engine, batching=batching, metrics=metrics,
+            engine=engine, batching=batching, metrics=metrics, until=until, u=u,
         )  # fmt: skip
     watched = [find(entry) for entry in ([diagnostics] if isinstance(diagnostics, str) else diagnostics)]
     began = time.perf_counter()
     chosen = participation(sample, len(task.clients))
     runner = _engine(engine, task, algorithm, chosen, batching)
-    given = _start_values(task, x, y)
+    given = _start_values(task, x, y, u)
+    if u is not None and not runner.plan.starts_u:
+        raise FedbilevelError(f"{type(algorithm).__name__} keeps no adjoint from round to round: leave out u.")
     every = interval(rounds, every)
     told = [each if isinstance(each, Callback) else OnRow(each) for each in callbacks]
     checkpoints = Checkpoints(checkpoint) if isinstance(checkpoint, Path | str) else checkpoint
@@ -177,7 +185,7 @@ def solve(
         nonlocal began
         row = observe(runner, state, time.perf_counter() - began, metrics)
         paused = time.perf_counter()
-        row |= measure(watched, Snapshot(runner, state))
+        row |= measure(watched, Snapshot(runner, state, history))
         began += time.perf_counter() - paused
         for each in told:
             each.row(row)
@@ -205,7 +213,7 @@ def solve(
                 now, seen = int(state.round), history[-1]["round"] if history else -1
                 if (now % every == 0 or now >= rounds) and seen < now:
                     evaluate(state)
-                if now >= rounds:
+                if now >= rounds or (history and reached(history[-1], until or {})):
                     found = result(state)
                     break
                 if checkpoints is not None and now > 0 and checkpoints.due():
@@ -257,15 +265,15 @@ def check_task(task: Any) -> None:
 def check_rounds(rounds: Any, every: Any) -> None:
     """Refuse what is not a number of rounds."""
     if not isinstance(rounds, Integral) or rounds < 0:
-        raise FedbilevelError(f"rounds must be a whole number of at least 0, but is {rounds}.")
+        raise FedbilevelError(f"rounds must be a whole number of at least 0, not {rounds}.")
     if every is not None and (not isinstance(every, Integral) or every < 1):
-        raise FedbilevelError(f"every must be a whole number of at least 1, but is {every}.")
+        raise FedbilevelError(f"every must be a whole number of at least 1, not {every}.")
 
 
 def check_seed(seed: Any) -> None:
     """Refuse what is not a seed."""
     if not isinstance(seed, Integral) or not 0 <= int(seed) < 2**32:
-        raise FedbilevelError(f"seed must be a whole number from 0 to 4294967295, but is {seed}.")
+        raise FedbilevelError(f"seed must be a whole number from 0 to 4294967295, not {seed}.")
 
 
 def _engine(name: str | Engine, task: Task, algorithm: Algorithm, chosen: Participation, batching: Batching) -> Engine:
@@ -297,12 +305,12 @@ def _fingerprint(
     return digest([(repr(words), np.zeros(0)), *(("start", leaf) for leaf in jax.tree.leaves(start))])
 
 
-def _start_values(task: Task, x: Tree, y: Tree) -> tuple[Tree, Tree]:
-    """The given x and y as arrays, checked against what the problem's ``init`` gives."""
+def _start_values(task: Task, x: Tree, y: Tree, u: Tree) -> tuple[Tree, Tree, Tree]:
+    """The given x, y and u as arrays, checked against what the problem's ``init`` gives."""
     first_x, first_y = jax.eval_shape(task.problem.start, jax.random.key(0))
     blocks = (len(task.clients),) if task.problem.private_x else ()
     checked = []
-    for name, given, first, lead in (("x", x, first_x, blocks), ("y", y, first_y, ())):
+    for name, given, first, lead in (("x", x, first_x, blocks), ("y", y, first_y, ()), ("u", u, first_y, ())):
         if given is not None:
             given = jax.tree.map(as_float, given)
             shapes = (
@@ -315,7 +323,7 @@ def _start_values(task: Task, x: Tree, y: Tree) -> tuple[Tree, Tree]:
                 )
             given = jax.tree.map(lambda a, like: a.astype(like.dtype), given, first.tree)
         checked.append(given)
-    return checked[0], checked[1]
+    return checked[0], checked[1], checked[2]
 
 
 def diverged(algorithm: Algorithm, state: Any, before: Result | None = None, why: str = "") -> Diverged:

@@ -144,7 +144,7 @@ def _lanes(
     def evaluate(number: int, state: Any) -> None:
         engine, seconds = engines[number], time.perf_counter() - began
         row = observe(engine, state, seconds, metrics)
-        histories[number].append(row | measure(watched, Snapshot(engine, state)))
+        histories[number].append(row | measure(watched, Snapshot(engine, state, histories[number])))
 
     def look(states: Any, before: Any) -> None:
         """Evaluate the lanes that go on; say of others why they do not."""

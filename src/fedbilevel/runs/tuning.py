@@ -139,7 +139,7 @@ def tune(
     of trials done, the number of all and the lowest loss so far.
     """
     if tuning.trials < 1:
-        raise FedbilevelError(f"trials must be at least 1, but is {tuning.trials}.")
+        raise FedbilevelError(f"trials must be at least 1, not {tuning.trials}.")
     built = tuning.experiment.build()
     built = built._replace(task=hold_out(built.task, tuning.held_out))
     experiment, task, algorithm, _ = built

@@ -1,8 +1,8 @@
 """Checkpoints: the whole state of a run in one file, from which it continues to the same result, bit for bit.
 
 A file is in the safetensors format, which cannot execute code. Its header has the round, the history, the seconds so
-far, a fingerprint of everything that determines the run, and a checksum of the arrays. It is written atomically, so a
-crash leaves the one before.
+far, and a fingerprint of everything that determines the run; a checksum covers header and arrays. It is written
+atomically, so a crash leaves the one before.
 """
 
 import time

@@ -29,7 +29,7 @@ def load(path: "Path | str | Sequence[Path | str]", kind: Literal["pandas", "pol
     Returns:
         A data frame: ``folder``, ``task``, ``algorithm``, ``seed``, ``run`` (the algorithm itself or a reference),
         ``round``, ``exchanges``, ``megabytes_down``, ``megabytes_up``, ``megabytes``, ``floats``, the oracle counts
-        ``Gf``, ``Gg``, ``J``, ``H``, ``seconds``, and the metrics of the task.
+        ``Gf``, ``Gg``, ``J``, ``H``, their ``samples``, ``seconds``, and the metrics of the task.
     """
     paths = [path] if isinstance(path, str | Path) else list(path)
     rows = []

@@ -27,6 +27,7 @@ from fedbilevel.tasks.hyper_representation import (
     hyper_representation_of_site,
 )
 from fedbilevel.tasks.loss_tuning import loss_tuning, loss_tuning_bounds, loss_tuning_facts, loss_tuning_of_site
+from fedbilevel.tasks.nonconvex import nonconvex
 from fedbilevel.tasks.own import own_task
 from fedbilevel.tasks.quadratic import Quadratic, quadratic
 from fedbilevel.tasks.regularization import (
@@ -48,6 +49,7 @@ TASKS: Names[Callable[..., Task]] = Names(
         "few-shot": few_shot,
         "hyper-representation": hyper_representation,
         "loss-tuning": loss_tuning,
+        "nonconvex": nonconvex,
         "quadratic": quadratic,
         "regularization": regularization,
     },
@@ -99,6 +101,7 @@ __all__ = [
     "few_shot",
     "hyper_representation",
     "loss_tuning",
+    "nonconvex",
     "on_table",
     "quadratic",
     "regularization",

@@ -56,7 +56,7 @@ class Classifier:
 
         Args:
             source: a file, a data frame, an array or a folder, with the columns or pictures that it was trained on.
-            id: the column with what rows are called.
+            id: the column with the names of the rows.
         """
         rows, first = new_rows(self.encoding, source, id), 0
         for block in rows.blocks:

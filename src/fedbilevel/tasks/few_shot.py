@@ -187,7 +187,7 @@ def few_shot(
     counts = {"ways": ways, "shots": shots, "queries": queries, "tasks": tasks, "tasks_per_step": tasks_per_step}
     for name, count in {**counts, "filters": filters, "held_out": held_out, "adapt_steps": adapt_steps}.items():
         if count < 1:
-            raise FedbilevelError(f"few-shot: {name} must be at least 1, but is {count}.")
+            raise FedbilevelError(f"few-shot: {name} must be at least 1, not {count}.")
     if min(clients, size, seed) < 0 or not 0 <= l2 < np.inf:
         raise FedbilevelError("few-shot: clients, size, l2 and seed must not be negative.")
     rng = np.random.default_rng(seed)

@@ -12,7 +12,7 @@ said about it comes from models that were not trained on it.
   is the step of expectation maximization for the noise, out of fold.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 
@@ -28,6 +28,7 @@ from fedbilevel.tasks import noise_model
 
 Array = jax.Array
 HEAD_START = 4.0  # of the candidate of trusted rows in the mixture, as the logarithm of its weight
+WEIGHT = 3.0  # the prior deviation of the logarithms of the weights
 SPEED = 2.0  # the logarithms of the weights move this many times faster than their numbers
 FEWEST = 10  # a client with fewer rows than this has a weaker prior of its noise, so that its steps are stable
 Kind = Literal["aware", "given", "trusted", "cleaned"]
@@ -98,10 +99,18 @@ def start(design: Design, key: Array) -> tuple[Any, Any]:
     features, classes, folds, hidden = design.features, design.classes, design.folds, design.hidden
     own, shared = noise_model.start(classes, by_class=any(each.kind == "trusted" for each in design.linear))
     of_linear, of_networks = ((len(some), folds) for some in (design.linear, design.networks))
-    first, second, last = jax.random.split(key, 3)
     # The noise is first learned from what trusted rows alone say: they cannot explain wrong labels by the inputs.
     first_weights = [HEAD_START / SPEED * (each.kind == "trusted") for each in design.candidates]
-    he = lambda key, shape, fan_in: jax.random.normal(key, shape) * (2 / fan_in) ** 0.5
+    first = he(
+        key,
+        (features, hidden),
+        (hidden, classes),
+        (features, *of_networks, hidden),
+        (*of_networks, hidden, classes),
+        inputs=2 * (features, hidden),
+    )
+    biases = [jnp.zeros(shape) for shape in (hidden, classes, (*of_networks, hidden), (*of_networks, classes))]
+    layers = [{"w": w, "b": b} for w, b in zip(first, biases, strict=True)]
     y = {
         "linear": {"w": jnp.zeros((features, *of_linear, classes)), "b": jnp.zeros((*of_linear, classes))},
         "mixture": {
@@ -110,14 +119,18 @@ def start(design: Design, key: Array) -> tuple[Any, Any]:
             "sharp": jnp.asarray(0.0),
         },
         "noise": shared,
-        "final": design.model.init(last),
+        "final": layers[:2],
     }
     if design.networks:
-        y["networks"] = [
-            {"w": he(first, (features, *of_networks, hidden), features), "b": jnp.zeros((*of_networks, hidden))},
-            {"w": he(second, (*of_networks, hidden, classes), hidden), "b": jnp.zeros((*of_networks, classes))},
-        ]
+        y["networks"] = layers[2:]
     return own, y
+
+
+def he(key: Array, *shapes: tuple[int, ...], inputs: Sequence[int]) -> list[Array]:
+    """Normal first weights of layers with so many inputs. All are drawn at once: a draw takes a second to compile."""
+    sizes = [int(np.prod(shape)) for shape in shapes]
+    drawn = jnp.split(jax.random.normal(key, (sum(sizes),)), np.cumsum(sizes)[:-1].tolist())
+    return [(2 / n) ** 0.5 * each.reshape(s) for each, s, n in zip(drawn, shapes, inputs, strict=True)]
 
 
 def candidate_logits(design: Design, y: Any, inputs: Array) -> Array:
@@ -142,15 +155,18 @@ def calibrated(mixture: Any, logits: Array) -> Array:
 
 
 def mixed(mixture: Any, logits: Array) -> Array:
-    """The log of the probabilities of the mixture of calibrated candidates, sharpened together: (rows, classes)."""
-    weights = jax.nn.log_softmax(SPEED * mixture["weight"])
-    together = jax.nn.logsumexp(calibrated(mixture, logits) + weights[:, None], 1)
+    """The log of the probabilities of the mixture: the weighted geometric mean of the calibrated candidates, sharpened
+    (a logarithmic opinion pool): (rows, classes).
+    """
+    weights = jax.nn.softmax(SPEED * mixture["weight"])
+    together = jnp.tensordot(calibrated(mixture, logits), weights, ((1,), (0,)))
     return jax.nn.log_softmax(jnp.exp(mixture["sharp"]) * together)
 
 
 def mixture_penalty(mixture: Any) -> Array:
     """Minus the log of a prior: equal weights, and probabilities that are right as they are."""
-    return jnp.sum((SPEED * mixture["weight"]) ** 2) / 2 + jnp.sum(mixture["scale"] ** 2) / 2 + mixture["sharp"] ** 2
+    weights = jnp.sum((SPEED * mixture["weight"]) ** 2) / (2 * WEIGHT**2)
+    return weights + jnp.sum(mixture["scale"] ** 2) / 2 + mixture["sharp"] ** 2
 
 
 def log_likelihood(log_right: Array, batch: Any, matrix: Array) -> Array:
@@ -319,7 +335,7 @@ def say(
 
 def losses(design: Design, y: Any, inputs: np.ndarray, labels: np.ndarray, fold: np.ndarray) -> np.ndarray:
     """For every candidate, the sum over a client's rows of -log of the probability of the given label, out of fold."""
-    return in_chunks(lambda *rows: (_losses(design, y, *rows)[None],), inputs, labels, fold)[0].sum(0)
+    return summed(partial(_losses, design, y), inputs, labels, fold)
 
 
 def says(design: Design, y: Any, kind: Kind, inputs: np.ndarray, fold: np.ndarray) -> np.ndarray:
@@ -335,17 +351,34 @@ def profile(
     models were more or less sure (:data:`SHARPER`): (shifts, sharper). The sum over clients says whether noise can be
     told from models that are not sure.
     """
-    return in_chunks(lambda *rows: (_profile(design, x, y, *rows),), inputs, labels, fold, trusted)[0].sum(0)
+    return summed(partial(_profile, design, x, y), inputs, labels, fold, trusted)
 
 
 SHIFTS = np.linspace(-4, 4, 33)
 SHARPER = np.linspace(-1.5, 1.5, 13)
 
 
-def in_chunks(function: Callable[..., Any], *rows: np.ndarray, size: int = 2000) -> list[np.ndarray]:
-    """A function of rows that returns several arrays, for some rows at a time."""
-    some = [function(*(jnp.asarray(a[n : n + size]) for a in rows)) for n in range(0, len(rows[0]), size)]
-    return [np.concatenate([np.asarray(part) for part in parts]) for parts in zip(*some, strict=True)]
+def chunks(*rows: np.ndarray, size: int = 2048) -> Iterator[tuple[int, list[Array]]]:
+    """Some rows at a time, and how many: the last ones are filled up to a power of two, so that programs are compiled
+    for few lengths.
+    """
+    for first in range(0, len(rows[0]), size):
+        length = min(size, len(rows[0]) - first)
+        index = first + np.minimum(np.arange(max(64, 1 << (length - 1).bit_length())), length - 1)
+        yield length, [jnp.asarray(a[index]) for a in rows]
+
+
+def in_chunks(function: Callable[..., Any], *rows: np.ndarray) -> list[np.ndarray]:
+    """A function of rows that returns several arrays with an entry for each."""
+    parts = [[np.asarray(part)[:length] for part in function(*some)] for length, some in chunks(*rows)]
+    return [np.concatenate(part) for part in zip(*parts, strict=True)]
+
+
+def summed(function: Callable[..., Any], *rows: np.ndarray) -> np.ndarray:
+    """The sum of a function of rows that sums over them, and is given first how often each counts."""
+    return np.sum(
+        [np.asarray(function(1.0 * (jnp.arange(len(s[0])) < n), *s), float) for n, s in chunks(*rows)], axis=0
+    )
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -359,9 +392,9 @@ def _say(
 
 
 @partial(jax.jit, static_argnums=0)
-def _losses(design: Design, y: Any, inputs: Array, labels: Array, fold: Array) -> Array:
+def _losses(design: Design, y: Any, counts: Array, inputs: Array, labels: Array, fold: Array) -> Array:
     said = jax.nn.log_softmax(of_fold(candidate_logits(design, y, inputs), fold))
-    return -jnp.take_along_axis(said, labels[:, None, None], 2)[..., 0].sum(0)
+    return -counts @ jnp.take_along_axis(said, labels[:, None, None], 2)[..., 0]
 
 
 @partial(jax.jit, static_argnums=0)
@@ -370,13 +403,15 @@ def _says(design: Design, y: Any, inputs: Array, fold: Array) -> Array:
 
 
 @partial(jax.jit, static_argnums=0)
-def _profile(design: Design, x: Any, y: Any, inputs: Array, labels: Array, fold: Array, trusted: Array) -> Array:
+def _profile(
+    design: Design, x: Any, y: Any, counts: Array, inputs: Array, labels: Array, fold: Array, trusted: Array
+) -> Array:
     log_right = mixed(y["mixture"], of_fold(candidate_logits(design, y, inputs), fold))
     batch = {"label": labels, "trusted": trusted}
 
     def of_one(shift: Array, sharper: Array) -> Array:
         matrix = noise_model.transition({"level": x["level"] + shift}, y["noise"], design.classes)
-        return log_likelihood(jax.nn.log_softmax(jnp.exp(sharper) * log_right), batch, matrix).sum()
+        return log_likelihood(jax.nn.log_softmax(jnp.exp(sharper) * log_right), batch, matrix) @ counts
 
     shifts, sharper = jnp.asarray(SHIFTS, log_right.dtype), jnp.asarray(SHARPER, log_right.dtype)
-    return jax.lax.map(lambda shift: jax.lax.map(partial(of_one, shift), sharper), shifts)[None]
+    return jax.lax.map(lambda shift: jax.lax.map(partial(of_one, shift), sharper), shifts)

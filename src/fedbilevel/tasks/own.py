@@ -53,6 +53,7 @@ def own_task(name: str, site: SiteTask, table: OwnTable, options: Mapping[str, A
     facts = [_facts(site, _only(whole, table.client == m, str(m)), asked) for m in there]
     sizes = np.array([((table.client == m) & (parts == TRAIN)).sum() for m in there], float)
     known = {**together(facts, sizes if weights == "size" else None), "clients": np.asarray(len(there))}
+    _check_facts(name, table, known)
     used = np.flatnonzero(parts >= 0)
     pooled = _only(whole, slice(None) if len(used) == len(table) else used, exactly=False)
     made = site.task(pooled, known, **{k: v for k, v in given.items() if k not in ("train", "validation")})
@@ -127,6 +128,21 @@ def _divided(table: OwnTable, options: Mapping[str, Any]) -> np.ndarray:
     if not (parts >= 0).any():
         raise FedbilevelError("no client has 3 rows: this task needs rows for training, validation and test.")
     return parts
+
+
+def _check_facts(name: str, table: OwnTable, known: Facts) -> None:
+    """Refuse what the task would refuse, too, in the words of a table: it has no sites, and classes have names."""
+    kind = "validation" if table.trusted is None else "trusted"
+    if (rare := np.flatnonzero(known.get("sum validation", np.ones(1)) < 1)).size:
+        names = listed([table.classes[n] for n in rare])
+        raise FedbilevelError(
+            f"{name}: there are no validation rows with the label {names}: this task needs more {kind} rows of it."
+        )
+    if (known.get("mean positives", np.ones(1)) <= 0).any():
+        raise FedbilevelError(
+            f"{name}: there are no validation rows of both groups with the label {table.classes[1]}: this task needs "
+            f"more {kind} rows of them."
+        )
 
 
 def _warn(sentence: str) -> None:

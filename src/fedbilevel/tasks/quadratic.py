@@ -7,8 +7,13 @@ Client m has::
 
 so that, with bars for weighted means, y*(x) = Abar^-1 (Bbar x + bbar), u* = Abar^-1 mean P_m (y* - s_m) and grad h =
 mean R_m (x - t_m) + Bbar' u*. With a local lower level every client has its own y_m*(x) and u_m*.
+
+With noise, a client has many rows, each with noise in every coefficient. Their mean has exactly the derivatives of g_m
+and f_m, so that batches are random and the closed forms stay exact (f_m grows by a constant). Copies of clients draw
+batches of their own, and change no mean.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
@@ -21,7 +26,7 @@ from fedbilevel.core import Problem
 from fedbilevel.core.presentation import Presentation, Suggestion
 from fedbilevel.core.task import Task
 from fedbilevel.errors import FedbilevelError
-from fedbilevel.tasks.weighted_quadratics import WeightedQuadratics
+from fedbilevel.tasks.weighted_quadratics import WeightedQuadratics, scattered
 
 Array = np.ndarray
 LowerLevel = Literal["global", "local"]
@@ -138,15 +143,19 @@ class Quadratic:
         slope = np.stack([self.hypergradient(e) - offset for e in np.eye(p)], axis=1)
         return np.linalg.solve(slope, -offset)
 
-    def task(self, batch_size: int | None = None, **options: Any) -> Task:
-        """The task, one row of matrices per client."""
-        clients = [
-            {
-                "train": {k: getattr(self, k)[m : m + 1] for k in ("A", "B", "b")},
-                "val": {k: getattr(self, k)[m : m + 1] for k in ("P", "s", "R", "t")},
-            }
-            for m in range(len(self.A))
-        ]
+    def task(
+        self,
+        batch_size: int | None = None,
+        noise: float = 0.0,
+        rows: int = 1,
+        copies: int = 1,
+        seed: int = 0,
+        options: Mapping[str, Any] | None = None,
+    ) -> Task:
+        """The task: one row of matrices per client, or, with noise, many; and so many copies of each client."""
+        rng = np.random.default_rng((seed, 1))
+        scatter = lambda names, m: {k: scattered(getattr(self, k)[m], rows, noise, rng) for k in names}
+        clients = [{"train": scatter("ABb", m), "val": scatter("PsRt", m)} for m in range(len(self.A))]
         x_star = self.solution()
 
         def metrics(x: Any, y: Any) -> dict[str, float]:
@@ -160,12 +169,12 @@ class Quadratic:
 
         return Task(
             _problem(self.B.shape[-1], self.B.shape[-2], self.lower_level),
-            clients,
-            self.weights,
+            clients * copies,
+            np.tile(self.weights, copies),
             batch_size,
             metrics=metrics,
             name="quadratic",
-            options=options,
+            options=options or {},
             shown=Presentation(
                 headline={"error": "|x - x*|", "hypergradient": "|grad h|", "lower_gap": "|y - y*(x)|"},
                 compare_by=["hypergradient"],
@@ -173,16 +182,26 @@ class Quadratic:
             suggested=Suggestion(
                 hyper={
                     "*": {"lr_upper": 0.1, "lr_lower": 0.2, "lr_adjoint": 0.2, "local_steps": 1},
-                    "mefbo": {"lr_upper": 0.1},  # its y and theta are coupled by the proximal term
+                    # Their y and theta are coupled by the proximal term.
+                    **{name: {"lr_upper": 0.1} for name in ("mefbo", "mefbo-storm", "meha")},
                 }
             ),
         )
 
 
 def quadratic(
-    variant: str = "T1", clients: int = 5, p: int = 4, d: int = 6, heterogeneity: float = 1.0, seed: int = 0
+    variant: str = "T1",
+    clients: int = 5,
+    p: int = 4,
+    d: int = 6,
+    heterogeneity: float = 1.0,
+    noise: float = 0.0,
+    rows: int = 100,
+    batch_size: int = 1,
+    copies: int = 1,
+    seed: int = 0,
 ) -> Task:
-    """A quadratic problem with known solution.
+    """A quadratic problem with known solution, with exact or noisy gradients.
 
     Args:
         variant: T1 random heterogeneous clients, T2 the scalar example of bias, T3 identical clients, T4 is T1 with a
@@ -191,16 +210,34 @@ def quadratic(
         p: dimension of x (not for T2 and T5).
         d: dimension of y (not for T2).
         heterogeneity: how much clients differ (T1, T4).
+        noise: standard deviation of the noise in every coefficient of a row. 0: a client has one row, without noise,
+            and the next two options do not matter.
+        rows: rows of a client, a multiple of 4. Their mean is free of noise, and so is the solution.
+        batch_size: rows per batch; 0 is all.
+        copies: how often every client is there. Copies leave the problem as it is, but average over more batches (not
+            for T5).
         seed: of the random matrices.
     """
     if variant not in ("T1", "T2", "T3", "T4", "T5"):
         raise FedbilevelError(f"quadratic: variant is T1, T2, T3, T4 or T5, not '{variant}'.")
-    if min(clients, p, d) < 1 or not heterogeneity >= 0 or seed < 0:
-        raise FedbilevelError("quadratic: clients, p and d must be at least 1, heterogeneity and seed not negative.")
+    if min(clients, p, d, copies) < 1 or not (heterogeneity >= 0 and noise >= 0) or min(batch_size, seed) < 0:
+        raise FedbilevelError(
+            "quadratic: clients, p, d and copies must be at least 1, heterogeneity, noise, batch_size and seed not "
+            "negative."
+        )
+    if noise and (rows < 4 or rows % 4):
+        raise FedbilevelError(f"quadratic: with noise, rows must be a multiple of 4, but is {rows}.")
+    if variant == "T5" and copies > 1:
+        raise FedbilevelError("quadratic: T5 has no copies of clients, as each would have a weight of its own.")
     options = {"variant": variant, "clients": clients, "p": p, "d": d, "heterogeneity": heterogeneity, "seed": seed}
-    if variant == "T2":
-        return Quadratic.scalar().task(**options)
+    options |= {"noise": noise, "rows": rows, "batch_size": batch_size, "copies": copies}
+    noisy: dict[str, Any] = {"noise": noise, "rows": rows if noise else 1, "seed": seed, "options": options}
+    batch = batch_size or None if noise else None
     if variant == "T5":
-        return WeightedQuadratics.random(clients, d, seed).task(**options)
-    made = Quadratic.random(clients, p, d, 0.0 if variant == "T3" else heterogeneity, seed)
-    return (made.local() if variant == "T4" else made).task(**options)
+        return WeightedQuadratics.random(clients, d, seed).task(batch, **noisy)
+    if variant == "T2":
+        made = Quadratic.scalar()
+    else:
+        made = Quadratic.random(clients, p, d, 0.0 if variant == "T3" else heterogeneity, seed)
+    made = made.local() if variant == "T4" else made
+    return made.task(batch, **noisy, copies=copies)

@@ -3,8 +3,12 @@
 Client i has f_i(w) = 1/2 (w - c_i)' H_i (w - c_i), the server f_0 likewise. With A(x) = sum_i x_i H_i::
 
     w*(x) = A^-1 sum_i x_i H_i c_i,   u*(x) = A^-1 H_0 (w* - c_0),   d/dx_i f_0(w*(x)) = - u*' H_i (w* - c_i)
+
+With noise, clients and server have many rows. Their means have exactly the derivatives of f_i and f_0, and are larger
+by constants.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -36,6 +40,22 @@ def project(x: Array) -> Array:
     falling = np.sort(x)[::-1]
     excess = (np.cumsum(falling) - 1) / np.arange(1, len(x) + 1)
     return np.maximum(x - excess[np.sum(falling > excess) - 1], 0)
+
+
+def scattered(value: Array, rows: int, noise: float, rng: np.random.Generator) -> Array:
+    """Rows of a coefficient, with noise of this standard deviation; that of a matrix is divided by the root of its
+    size, and symmetric where the matrix is. With every matrix E there is -E, and both are there with e and with -e for
+    every vector: the means of E, of e and of E e are 0.
+    """
+    if rows == 1:
+        return value[None]
+    if value.ndim == 1:
+        each = rng.normal(size=(rows // 2, *value.shape))
+        return value + noise * np.concatenate([each, -each])
+    each = rng.normal(size=(rows // 4, *value.shape)) / np.sqrt(value.shape[-1])
+    if np.array_equal(value, value.T):
+        each = (each + each.swapaxes(1, 2)) / np.sqrt(2)
+    return value + noise * np.concatenate([each, -each, each, -each])
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,9 +128,18 @@ class WeightedQuadratics:
             candidates.append(x)
         return min(candidates, key=self.stationarity)
 
-    def task(self, **options: Any) -> Task:
-        """The task: the server holds f_0."""
-        clients = [{"train": {"H": self.H[i : i + 1], "c": self.c[i : i + 1]}} for i in range(len(self.H))]
+    def task(
+        self,
+        batch_size: int | None = None,
+        noise: float = 0.0,
+        rows: int = 1,
+        seed: int = 0,
+        options: Mapping[str, Any] | None = None,
+    ) -> Task:
+        """The task: the server holds f_0. One row of matrices for each holder or, with noise, a multiple of 4."""
+        rng = np.random.default_rng((seed, 1))
+        scatter = lambda H, c: {"H": scattered(H, rows, noise, rng), "c": scattered(c, rows, noise, rng)}
+        clients = [{"train": scatter(*each)} for each in zip(self.H, self.c, strict=True)]
         x_star = self.solution()
 
         def metrics(x: Any, y: Any) -> dict[str, float]:
@@ -125,11 +154,11 @@ class WeightedQuadratics:
         return Task(
             _problem(*self.c.shape),
             clients,
-            batch_size=None,
+            batch_size=batch_size,
             metrics=metrics,
             name="quadratic",
-            options=options,
-            server={"H": self.H0[None], "c": self.c0[None]},
+            options=options or {},
+            server=scatter(self.H0, self.c0),
             shown=Presentation(
                 headline={"error": "|x - x*|", "stationarity": "stationarity", "lower_gap": "|w - w*(x)|"},
                 compare_by=["stationarity"],

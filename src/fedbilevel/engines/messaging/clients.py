@@ -149,6 +149,7 @@ class MessageClients(ProgramClients):
             projections=scope.projections,
             blocks={},
             serials={},
+            time=max(0, scope.round - 1),
         )
         uploads = engine.exchange(asked_for, exchange, broadcast, key, cohort.ids, able, scope)
         scope.served[name][at] += len(cohort.ids)

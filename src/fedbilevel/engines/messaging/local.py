@@ -8,9 +8,9 @@ from fedbilevel.core import Algorithm
 from fedbilevel.core.task import Task
 from fedbilevel.engines.messaging.party import Party
 from fedbilevel.engines.messaging.server import Messaging, State
-from fedbilevel.engines.participation import Everyone, Participation
+from fedbilevel.engines.participation import Participation
 from fedbilevel.engines.plan import trace
-from fedbilevel.engines.program import Program, check_fits
+from fedbilevel.engines.program import Program
 
 
 class Local(Messaging):
@@ -27,8 +27,7 @@ class Local(Messaging):
         folder: Path | None = None,
     ) -> None:
         self.task = task
-        program = Program(task.problem, algorithm, task.layout, participation or Everyone())
-        check_fits(task.problem, algorithm, task.layout, program.participation)
+        program = Program.checked(task.problem, algorithm, task.layout, participation)
         weights, sees_upper = task.normalised_weights, algorithm.upper_at == "clients"
         self.parties = [
             Party(

@@ -14,14 +14,14 @@ import numpy as np
 
 from fedbilevel.core import Algorithm, Key, call
 from fedbilevel.core.data import Data
+from fedbilevel.core.sampling import wrapped
 from fedbilevel.core.task import Task
 from fedbilevel.core.vectors import Vector
 from fedbilevel.engines.messaging import protocol
 from fedbilevel.engines.messaging.kept import Answered, Kept, Vault
 from fedbilevel.engines.messaging.protocol import Commit, Done, Evaluate, Join, Lost, Reveal, Run, Stale
-from fedbilevel.engines.participation import Everyone
 from fedbilevel.engines.plan import trace
-from fedbilevel.engines.program import Program, check_fits, split_vectors, without
+from fedbilevel.engines.program import Program, split_vectors, without
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.storage.arrays import named_leaves, rebuild
 
@@ -34,7 +34,7 @@ def all_finite(tree: Any) -> bool:
 def _key(arrays: Mapping[str, np.ndarray]) -> Key:
     """The key for random numbers that travels with a message."""
     with suppress(KeyError, TypeError, ValueError):
-        key = jax.random.wrap_key_data(jnp.asarray(arrays["key"]))
+        key = wrapped(jnp.asarray(arrays["key"]))
         if key.shape == ():  # not several
             return key
     raise FedbilevelError("this message has no key for random numbers.")
@@ -49,11 +49,11 @@ TRACED: Counter[str] = Counter()
 
 @partial(jax.jit, static_argnames=("method",))
 def _call(
-    program: Program, method: str, data: Data, id: jax.Array, key: Key, memory: Any, broadcast: Any
+    program: Program, method: str, data: Data, id: jax.Array, time: jax.Array, key: Key, memory: Any, broadcast: Any
 ) -> tuple[Any, Any]:
     TRACED[method] += 1
     client = replace(program.layout.client(program.problem, data, 0, data.weights[0]), id=id)
-    return call(getattr(program.algorithm, method), client, memory, jax.random.fold_in(key, id), *broadcast)
+    return call(getattr(program.algorithm.at(time), method), client, memory, jax.random.fold_in(key, id), *broadcast)
 
 
 class Party:
@@ -84,8 +84,7 @@ class Party:
         reveals: bool = False,
     ) -> None:
         self.id, self.evaluate, self.reveals = id, evaluate, reveals
-        self.program = Program(task.problem, algorithm, task.layout._replace(clients=clients), Everyone())
-        check_fits(task.problem, algorithm, self.program.layout, self.program.participation)
+        self.program = Program.checked(task.problem, algorithm, task.layout._replace(clients=clients))
         self.data = task.data._replace(weights=jnp.asarray([weight]))
         self.plan = trace(self.program, self.data)
         self.vault = Vault(folder if self.program.holds else None, self.plan.by_name)
@@ -174,7 +173,14 @@ class Party:
         broadcast = self._with_blocks(exchange.broadcast, received, message.blocks, {**self.blocks, **projected})
         scope = "run" if self.program.algorithm.remembers == "run" else message.scope
         memory, upload = _call(
-            self.program, exchange.method, self.data, jnp.asarray(self.id), key, self.memory.get(scope), broadcast
+            self.program,
+            exchange.method,
+            self.data,
+            jnp.asarray(self.id),
+            jnp.asarray(message.time),
+            key,
+            self.memory.get(scope),
+            broadcast,
         )
         parts = split_vectors(upload)[0]
         own = {f"{message.slot}.{n}": part.tree for n, part in enumerate(parts) if self.program.private(part)}

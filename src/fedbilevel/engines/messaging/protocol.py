@@ -142,6 +142,7 @@ class Run(Message):
     blocks: dict[str, Terms]
     serials: dict[str, str]
     commit: Commit | None = None
+    time: int = 0  # the round, from 0, in which step sizes may change
 
     @property
     def program(self) -> str:

@@ -33,7 +33,7 @@ from fedbilevel.engines.messaging.protocol import Commit, Done, Evaluate, Failed
 from fedbilevel.engines.messaging.records import Failure, Served
 from fedbilevel.engines.participation import Everyone, Participation
 from fedbilevel.engines.plan import Exchange, Plan
-from fedbilevel.engines.program import Program, round_keys, split_vectors, without
+from fedbilevel.engines.program import Program, split_vectors, without
 from fedbilevel.errors import FedbilevelError, NoQuorum
 from fedbilevel.storage.arrays import named_leaves, rebuild
 
@@ -174,7 +174,7 @@ class Messaging:
     def _quorum(self, asked: int) -> int:
         return min(self.quorum or asked // 2 + 1, asked)
 
-    def start(self, seed: int, x: Any = None, y: Any = None) -> State:
+    def start(self, seed: int, x: Any = None, y: Any = None, u: Any = None) -> State:
         """The parties join; then the algorithm's ``init``."""
         key, program = jax.random.key(seed), self.program
         x0, y0 = program.problem.start(jax.random.fold_in(key, 0))
@@ -183,11 +183,12 @@ class Messaging:
         first_x: Any = Blocks({"start": 1.0}) if private else nearest(x0 if x is None else Vector(x, "x"))
         first_y = nearest(y0 if y is None else Vector(y, "y"))
         counts = self.plan.no_counts()
-        start_key = jax.random.fold_in(key, 1)
+        start_key = program.start_key(key)
         cohort = self.cohort(program.first_participation, start_key)
         scope = Scope(0, next(self._attempts), counts, counts, Commits())
         clients = MessageClients(self, start_key, Position("start"), cohort, self.weights, scope)
-        server = program.algorithm.init(clients, first_x, first_y)
+        clients.given_u = None if u is None else Vector(u, "y")
+        server = program.algorithm.at(0).init(clients, first_x, first_y)
         return self._end_round(key, server, cohort.ids, scope)
 
     def _join(self, key: Key, x: Any, y: Any, committed: int | None = None, commits: Commits | None = None) -> None:
@@ -285,11 +286,11 @@ class Messaging:
             if not state.finite:
                 break
             self._join_later(state.round)
-            draw, work = round_keys(state.key, state.round)
+            draw, work = self.program.round_keys(state.key, state.round)
             cohort = self.cohort(self.program.participation, draw)
             scope = Scope(state.round + 1, next(self._attempts), state.served, state.calls, state.commits)
             clients = MessageClients(self, work, Position("round"), cohort, self.weights, scope)
-            server = self.program.algorithm.round(clients, state.server)
+            server = self.program.algorithm.at(state.round).round(clients, state.server)
             state = self._end_round(state.key, server, cohort.ids, scope)
         return state
 

@@ -52,15 +52,17 @@ def show(place: Path) -> None:
     table = Table(title=f"{known['task']}, {known['title']}, round {last['round']}", title_justify="left")
     table.add_column("")
     sites = known["sites"]
-    names = [n for n in last if all(f"{n}_{site}" in last for site in sites)]
-    for name in names or known.get("headline", {}):
-        table.add_column(known.get("headline", {}).get(name, name), justify="right")
+    headline: dict[str, str] = known.get("headline", {})
+    names = [n for n in [*headline, *(last.keys() - headline)] if all(f"{n}_{site}" in last for site in sites)]
+    for name in names or headline:  # of one site, nothing is a mean over sites
+        words = headline.get(name, name)
+        table.add_column(words.removeprefix("mean ") if names else words, justify="right")
     number = lambda value: "-" if value is None else f"{value:.4f}"
     if names:
         for site in sites:
             table.add_row(site, *(number(last[f"{n}_{site}"]) for n in names))
         table.add_section()
-    table.add_row("all, mean" if names else "all", *(number(last.get(n)) for n in names or known.get("headline", {})))
+    table.add_row("all, mean" if names else "all", *(number(last.get(n)) for n in names or headline))
     console.print(table)
     if known.get("suspects"):
         console.print(suspects_of(known["suspects"], sites))

@@ -173,7 +173,9 @@ def log(
         bool, typer.Option("--verify", help="Check that no line was changed or removed since it was written.")
     ] = False,
 ) -> None:
-    """Show what a site has sent, or what a coordinator has done; or check that nobody changed these ledgers."""
+    """Show what a site has sent, what a coordinator has done, or the exchanges of a run; or check that nobody changed
+    these ledgers.
+    """
     from fedbilevel.federation.ledgers import check_ledgers, ledger
 
     if verify:

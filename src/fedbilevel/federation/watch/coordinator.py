@@ -204,7 +204,7 @@ class CoordinatorPage(live.Live):
 
 _COUNTED = {
     "run", "round", "seconds", "sites", "exchanges", "floats", "megabytes", "megabytes_down", "megabytes_up",
-    "oracles", "Gf", "Gg", "J", "H",
+    "oracles", "Gf", "Gg", "J", "H", "samples",
 }  # fmt: skip
 
 

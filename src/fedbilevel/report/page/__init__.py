@@ -72,7 +72,7 @@ def render(paths: Iterable[Path], live: bool = False) -> str:
     axes = [
         ("", {"round": CHART_AXES["round"]}),
         ("Traffic", {axis: CHART_AXES[axis] for axis in ("megabytes", "megabytes_down", "megabytes_up")}),
-        ("Oracle calls", {axis: CHART_AXES[axis] for axis in ("oracles", *ORACLES)}),
+        ("Oracle calls", {axis: CHART_AXES[axis] for axis in ("oracles", *ORACLES, "samples")}),
         ("", {"seconds": CHART_AXES["seconds"]}),
     ]
     return shell(content(paths), axes, live)

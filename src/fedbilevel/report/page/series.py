@@ -26,6 +26,7 @@ CHART_AXES = {
     "Gg": "Gg, gradients of the lower loss",
     "J": "J, cross products",
     "H": "H, Hessian products",
+    "samples": "samples, the rows of all oracle calls",
     "seconds": "seconds",
 }
 """What a metric can be drawn against; counts are those of all clients together."""
