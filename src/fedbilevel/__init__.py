@@ -65,6 +65,7 @@ from fedbilevel.errors import Diverged, FedbilevelError, Interrupted, Stopped, n
 from fedbilevel.runs.callbacks import Callback, MLflow, TensorBoard
 from fedbilevel.runs.execute import resume
 from fedbilevel.runs.experiment import Experiment
+from fedbilevel.runs.from_python import compare, tune
 from fedbilevel.runs.prediction import predict
 from fedbilevel.runs.solve import Result, solve
 from fedbilevel.runs.sweep import sweep
@@ -144,6 +145,7 @@ __all__ = [
     "Vector",
     "__version__",
     "clean",
+    "compare",
     "data",
     "diagnostics",
     "load",
@@ -157,6 +159,7 @@ __all__ = [
     "sweep",
     "tasks",
     "testing",
+    "tune",
     "vectors",
 ]
 

@@ -11,13 +11,21 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from fedbilevel.cli.options import ClientCount, Sample, Set, console, first_line, settings_of
+from fedbilevel.cli.options import (
+    ClientCount,
+    DataNames,
+    Sample,
+    Set,
+    console,
+    experiment_of,
+    first_line,
+    settings_of,
+)
 from fedbilevel.engines.accounting import ORACLES
 from fedbilevel.engines.participation import participation
 from fedbilevel.engines.plan import Exchange, Plan, plan, shared_accounting
 from fedbilevel.report import catalogue
 from fedbilevel.runs import plugins
-from fedbilevel.runs.experiment import Experiment
 
 
 def algorithms(
@@ -74,15 +82,19 @@ def _listed(kind: plugins.Kind, headings: Sequence[str], described: Callable[[An
 
 
 def show_plan(
-    algorithm: Annotated[str, typer.Argument(help="Name of an algorithm.")],
-    task: Annotated[str, typer.Option(help="Name of a task.")] = "data-cleaning",
+    algorithm: Annotated[str, typer.Argument(help="Name of an algorithm, or ./my_method.py:MyMethod.")],
+    task: Annotated[
+        str, typer.Option(help="Name of a task, an experiment file, or ./my_task.py:make_task.")
+    ] = "data-cleaning",
+    data: DataNames = None,
     clients: ClientCount = None,
     sample: Sample = None,
     set_: Set = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what a round costs each client: exchanges, floats, oracle calls, samples. Nothing is run."""
-    experiment = Experiment(task, algorithm, sample=sample).changed(settings_of(set_, clients))
+    more = {} if sample is None else {"sample": sample}
+    experiment = experiment_of(task, {"algorithm": algorithm, **more, **settings_of(set_, clients, data)})
     experiment, made, chosen, _ = experiment.build()
     cohort = participation(experiment.participation(), len(made.clients))
     cost = plan(made, chosen, cohort)

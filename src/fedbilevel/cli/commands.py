@@ -2,7 +2,8 @@
 
 import sys
 import warnings
-from typing import Any
+from importlib.metadata import version
+from typing import Annotated, Any
 
 import typer
 
@@ -21,14 +22,29 @@ from fedbilevel.federation.cli import app as federation
 from fedbilevel.runs import interrupts
 from fedbilevel.storage import compiled
 
-app = typer.Typer(
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Federated bilevel optimization."
-)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="Federated bilevel optimization.")
 COMMANDS = {
     "clean": clean, "predict": predict, "run": run, "resume": resume, "init": init, "compare": compare,
     "report": write_report, "watch": watch, "tune": tune, "reproduce": reproduce, "algorithms": algorithms,
     "tasks": tasks, "plan": show_plan, "steps": steps, "new": new,
 }  # fmt: skip
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"fedbilevel {version('fedbilevel')}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Federated bilevel optimization."""
+
+
 for name, command in COMMANDS.items():
     app.command(name)(command)
 app.add_typer(federation, name="federation")

@@ -2,22 +2,39 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fedbilevel.cli.options import Json, Sample, Set, console, ending_well, settings_of
+from fedbilevel.cli.options import (
+    ClientCount,
+    DataNames,
+    Json,
+    Sample,
+    Seeds,
+    Set,
+    TaskOrFile,
+    console,
+    ending_well,
+    experiment_of,
+    settings_of,
+)
 from fedbilevel.report import terminal as report
 from fedbilevel.runs import comparison as comparisons
 
 
 def compare(
-    task: Annotated[str, typer.Argument(help="Name of a task (see 'fedbilevel tasks').")],
+    task: TaskOrFile,
     algorithms: Annotated[str | None, typer.Option(help="Names with commas. Default: all that fit the task.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
-    seeds: Annotated[str, typer.Option(help="Seeds, for instance 0..4 or 0,3,7.")] = "0",
+    seeds: Seeds = None,
     sample: Sample = None,
+    data: DataNames = None,
+    clients: ClientCount = None,
+    tuned: Annotated[
+        Path | None, typer.Option(help="Folder of a search: compare with the hyper-parameters that it found.")
+    ] = None,
     until: Annotated[
         str,
         typer.Option(help="End each run when a column is at most this, such as hypergradient=1e-3; compare the costs."),
@@ -32,9 +49,11 @@ def compare(
 ) -> None:
     """Run several algorithms on a task and compare them in a table and in curves."""
     with ending_well():
-        comparison = comparisons.plan(
-            task, algorithms, rounds, comparisons.parse_seeds(seeds), sample, settings_of(set_), until
-        )
+        fields = {"rounds": rounds, "sample": sample}
+        asked: dict[str, Any] = {name: str(value) for name, value in fields.items() if value is not None}
+        experiment = experiment_of(task, {**asked, **settings_of(set_, clients, data)}, comparing=True)
+        chosen = comparisons.parse_seeds(seeds) if seeds else [experiment.seed]
+        comparison = comparisons.of_file(experiment, algorithms, chosen, tuned, until)
         compare_and_show(comparison, out, jobs, as_json)
 
 

@@ -1,10 +1,11 @@
 """Options that several commands share, and how what is typed becomes an experiment."""
 
 import contextlib
+import dataclasses
 import inspect
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,7 +36,10 @@ Sample = Annotated[
 
 AlgorithmName = Annotated[
     str | None,
-    typer.Option(help="Name of an algorithm (see 'fedbilevel algorithms'). Default: the task's own."),
+    typer.Option(
+        help="Name of an algorithm (see 'fedbilevel algorithms'), or yours: ./my_method.py:MyMethod or "
+        "package.module:MyMethod. Default: the task's own."
+    ),
 ]
 DataName = Annotated[str | None, typer.Option(help="Name of a data set (see 'fedbilevel tasks TASK').")]
 DataNames = Annotated[
@@ -67,9 +71,24 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as a JSON o
 Out = Annotated[Path | None, typer.Option(help="Folder for the results. Default: a new folder in runs/.")]
 
 
-def settings_of(pairs: list[str] | None, clients: int | None = None, data: str | None = None) -> dict[str, str]:
+Seeds = Annotated[str | None, typer.Option(help="Seeds, for instance 0..4 or 0,3,7. Default: 0.")]
+TaskOrFile = Annotated[
+    str,
+    typer.Argument(
+        metavar="TASK|FILE",
+        help="Name of a task (see 'fedbilevel tasks'), an experiment file (my.toml), or a function of yours: "
+        "./my_task.py:make_task or package.module:make_task.",
+    ),
+]
+
+
+def settings_of(
+    pairs: list[str] | None, clients: int | None = None, data: Sequence[str] | str | None = None
+) -> dict[str, Any]:
     """The settings of ``--set``, ``--clients`` and ``--data`` by name."""
-    settings = {name: str(value) for name, value in (("clients", clients), ("data", data)) if value is not None}
+    settings: dict[str, Any] = {} if clients is None else {"clients": str(clients)}
+    if data:
+        settings["data"] = data if isinstance(data, str) else data[0] if len(data) == 1 else tuple(data)
     return settings | by_key(pairs, "--set needs KEY=VALUE, for instance --set lr_upper=0.5")
 
 
@@ -84,10 +103,15 @@ def by_key(pairs: list[str] | None, needs: str) -> dict[str, str]:
     return values
 
 
-def experiment_of(what: str, settings: Mapping[str, Any]) -> Experiment:
-    """The experiment of a file, or of a task by its name."""
-    given = Experiment.read(what) if what.endswith(".toml") else Experiment(what)
-    return given.changed(settings)
+def experiment_of(what: str, settings: Mapping[str, Any], comparing: bool = False) -> Experiment:
+    """The experiment of a file, or of a task by its name. Where algorithms are compared, a setting may begin with the
+    name of one of them.
+    """
+    given = Experiment.read(what) if what.lower().endswith(".toml") else Experiment(what)
+    mine = {key: value for key, value in settings.items() if not comparing or key in ("rounds", "sample", "run.rounds")}
+    others = {key: value for key, value in settings.items() if key not in mine}
+    changed = given.changed(mine)
+    return dataclasses.replace(changed, settings={**changed.settings, **others}) if others else changed
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ from fedbilevel.cli.options import (
     Out,
     Sample,
     Set,
+    TaskOrFile,
     Trusted,
     console,
     ending_well,
@@ -45,9 +46,7 @@ from fedbilevel.storage.files import plain_json
 
 
 def run(
-    task: Annotated[
-        str, typer.Argument(help="Name of a task (see 'fedbilevel tasks') or an experiment file: my.toml.")
-    ],
+    task: TaskOrFile,
     algorithm: AlgorithmName = None,
     data: DataNames = None,
     label: Label = None,
@@ -63,9 +62,11 @@ def run(
     clients: ClientCount = None,
     sample: Sample = None,
     seed: Annotated[int | None, typer.Option(help="Seed for everything random. Default: 0.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Several seeds, for instance 0..4: a run folder for each.")] = None,
     set_: Set = None,
     track: Annotated[
-        list[str] | None, typer.Option(help="Log every evaluation to 'tensorboard' or 'mlflow'. May be repeated.")
+        list[str] | None,
+        typer.Option(help="Log to 'tensorboard' or 'mlflow'. May be repeated."),
     ] = None,
     out: Out = None,
     as_json: Json = False,
@@ -79,9 +80,14 @@ def run(
         "numeric": numeric, "client_from": client_from, "features": features,
     }  # fmt: skip
     settings |= {name: value for name, value in about_table.items() if value}
-    one = data[0] if data and len(data) == 1 else None
-    settings |= {"data": tuple(data)} if data and one is None else {}
-    experiment = experiment_of(task, {**settings, **settings_of(set_, clients, one)})
+    experiment = experiment_of(task, {**settings, **settings_of(set_, clients, data)})
+    if seeds is not None:
+        if seed is not None or track:
+            raise FedbilevelError("--seeds makes several runs: leave out --seed and --track.")
+        with ending_well():
+            name = experiment.algorithm or experiment.build().task.suggested.algorithm
+            compare_and_show(comparisons.of_file(experiment, name, comparisons.parse_seeds(seeds)), out, 0, as_json)
+        return
     with ending_well():
         built = experiment.build()
         if built.task.shown.note and not as_json:

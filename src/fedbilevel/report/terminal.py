@@ -14,6 +14,7 @@ from fedbilevel.engines.accounting import ORACLES
 from fedbilevel.runs.comparison import Compared, arrived, last, memory, per_client
 from fedbilevel.runs.execute import Finished
 from fedbilevel.runs.grid import band, seconds
+from fedbilevel.runs.plugins import short
 from fedbilevel.runs.solve import Result
 from fedbilevel.runs.until import parse as parse_until
 from fedbilevel.storage.files import plain_json
@@ -116,7 +117,7 @@ def comparison(compared: Compared) -> Table:
     if compared.comparison.until:
         return costs(compared)
     headline = _headline(compared)
-    title = f"{compared.comparison.task}, {_seeds(compared)}"
+    title = f"{short(compared.comparison.task)}, {_seeds(compared)}"
     shown = Table(title=title, title_justify="left")
     for heading in ("", *headline.values(), "rounds", "floats", "samples", "Gf/Gg/J/H", "sec"):
         shown.add_column(heading, justify="right" if heading else "left", no_wrap=not heading, overflow="fold")

@@ -20,6 +20,7 @@ from fedbilevel.engines.simulation import Simulation
 from fedbilevel.errors import FedbilevelError, Interrupted, UnknownName
 from fedbilevel.runs import grid, plugins
 from fedbilevel.runs.experiment import Experiment
+from fedbilevel.runs.fair_search import Found
 from fedbilevel.runs.given import Given, Maker, words_of_algorithm, words_of_task
 from fedbilevel.runs.grid import PlannedRun, band
 from fedbilevel.runs.settings import Setting, options_of, plain
@@ -270,12 +271,23 @@ def plan(
     sample: str | None = None,
     settings: Mapping[str, Any] | None = None,
     until: str = "",
+    tuned: Path | None = None,
 ) -> Comparison:
-    """Plan a comparison, by default of all algorithms that fit the task."""
+    """Plan a comparison, by default of all algorithms that fit the task. ``tuned`` is the folder of a search, whose
+    settings are used.
+    """
     about, bounds = words_of_task(task), parse_until(until)
-    settings = {**about.settings, **(settings or {})}
     if isinstance(algorithms, str):
         algorithms = None if algorithms == "all" else [name.strip() for name in algorithms.split(",") if name.strip()]
+    found = None if tuned is None else Found.read(tuned)
+    if found is not None and tuned is not None:
+        if found.task != about.word:
+            raise FedbilevelError(
+                f"{tuned} is about the task {plugins.short(found.task)}, not {plugins.short(about.word)}."
+            )
+        algorithms, rounds = algorithms or list(found.best), rounds or found.rounds
+        settings = {**found.settings, **(settings or {})}
+    settings = {**about.settings, **(settings or {})}
     diagnostics: list[str] = []
     if not algorithms or rounds is None or bounds:
         bare = Experiment(about.word, settings=settings, given=Given(about.make))
@@ -293,6 +305,12 @@ def plan(
             words[name] = word
         if isinstance(algorithm, Algorithm):  # its numbers are those of this member
             settings = {**_numbers(name, algorithm), **settings}
+        elif found is not None:
+            if word not in found.best:
+                raise FedbilevelError(
+                    f"{tuned} has no search for {name}: it has {', '.join(map(plugins.short, found.best))}."
+                )
+            settings = {**{f"{name}.{key}": value for key, value in found.best[word].items()}, **settings}
         names.append(name)
         given[name] = Given(about.make, kind, {**about.only_python, **strange})
         if kind is None:
@@ -301,6 +319,18 @@ def plan(
     return Comparison(
         about.word, names, rounds, tuple(seeds), sample, settings, words, python_only, given, until, diagnostics
     )
+
+
+def of_file(
+    experiment: Experiment,
+    algorithms: "Algorithms | None",
+    seeds: Sequence[int],
+    tuned: Path | None = None,
+    until: str = "",
+) -> Comparison:
+    """A comparison on the task of an experiment, with its settings; without algorithms, its own."""
+    chosen, given = algorithms or experiment.algorithm, experiment
+    return plan(given.task, chosen, given.rounds, seeds, given.sample, given.settings, until or given.until, tuned)
 
 
 def _named(algorithms: "Algorithms") -> list[tuple[str, Any]]:

@@ -132,7 +132,7 @@ def _run_alone(built: Built, folder: RunFolder, progress: Progress | None) -> Fi
         if result is not None:
             stopped.result = result
         if stopped.result is not None and len(references) == len(wanted):
-            _save_solution(stopped.result, folder, task)
+            save_solution(stopped.result, folder, task)
         stopped.saved = f"The records so far are in {folder.path}."
 
     try:
@@ -161,7 +161,7 @@ def _finish(
 ) -> Finished:
     """Write the results: the solution, a summary, and what the task shows of its solution."""
     experiment, task, algorithm, _ = built
-    _save_solution(result, folder, task)
+    save_solution(result, folder, task)
     summary = {**{k: v for k, v in result.metrics.items() if k != "round"}, "rounds": result.metrics["round"]}
     for label, reference in references.items():
         summary |= {
@@ -302,7 +302,8 @@ def _origins(experiment: Experiment) -> RunFacts:
     return {"origins": origins, "only_python": list(only_python.values())}
 
 
-def _save_solution(result: Result, folder: RunFolder, task: Task) -> None:
+def save_solution(result: Result, folder: RunFolder, task: Task) -> None:
+    """Save x and y, and the classifier, if the task has one."""
     folder.save_solution(result.x, result.y, int(result.state.round))
     if task.classifier is not None:
         save_model(folder.path, *task.classifier(result.x, result.y).packed())

@@ -100,6 +100,7 @@ def solve(
     metrics: bool = True,
     callbacks: "Sequence[Callback | Callable[[Row], Any]]" = (),
     checkpoint: "Checkpoints | Path | str | None" = None,
+    out: "Path | str | None" = None,
 ) -> Result:
     """Run an algorithm on a task.
 
@@ -128,6 +129,8 @@ def solve(
         checkpoint: a folder in which the run is saved every half minute, at its end and when it is interrupted, or
             :class:`~fedbilevel.Checkpoints`. If the folder has checkpoints of the same run, it continues from the
             newest one, to the same result as without the interruption, bit for bit. Only for the engine "simulation".
+        out: a run folder to write, as ``fedbilevel run`` does: ``report``, ``figures``, ``watch`` and, where the task
+            can be made again, ``resume`` work on it. The same call continues an interrupted run.
 
     Raises:
         Diverged: when a state is NaN or infinite. Its ``result`` has the rounds before.
@@ -139,6 +142,15 @@ def solve(
     check_task(task)
     check_rounds(rounds, every)
     check_seed(seed)
+    if out is not None:
+        from fedbilevel.runs.from_python import solve_into  # which knows run folders
+
+        if checkpoint is not None:
+            raise FedbilevelError("give out or checkpoint: a run folder has its own checkpoints.")
+        return solve_into(
+            Path(out), task, algorithm, rounds, seed, sample, callbacks, every=every, diagnostics=diagnostics, x=x, y=y,
+            engine=engine, batching=batching, metrics=metrics, until=until, u=u,
+        )  # fmt: skip
     watched = [find(entry) for entry in ([diagnostics] if isinstance(diagnostics, str) else diagnostics)]
     began = time.perf_counter()
     chosen = participation(sample, len(task.clients))

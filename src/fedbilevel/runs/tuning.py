@@ -31,7 +31,7 @@ from fedbilevel.drawing.importance import importance as draw_importance
 from fedbilevel.engines.participation import Participation, participation
 from fedbilevel.engines.program import check_fits
 from fedbilevel.errors import Diverged, FedbilevelError, Interrupted
-from fedbilevel.runs import configuration
+from fedbilevel.runs import configuration, plugins
 from fedbilevel.runs.experiment import Built, Experiment
 from fedbilevel.runs.search_memory import (
     REDUCTION,
@@ -50,6 +50,8 @@ from fedbilevel.runs.settings import plain
 from fedbilevel.runs.solve import Row, solve
 from fedbilevel.runs.validation import hold_out, validation_loss
 from fedbilevel.storage.files import alone, new_folder
+
+BEST = "best.toml"
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Tuning:
     grid: Mapping[str, Sequence[float]] = field(default_factory=dict)
     held_out: float = 0.0
     prune: bool = True
+    seeds: Sequence[int] = ()  # more than that of the experiment: a setting is judged by its mean over all
 
     @classmethod
     def on_grid(cls, experiment: Experiment, grid: Mapping[str, Sequence[float]], held_out: float = 0.0) -> "Tuning":
@@ -91,6 +94,12 @@ class Tuned:
     space: Space
     trials: Sequence[Trial]
     importance: Mapping[str, float]
+    start: Algorithm
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The algorithm with the best setting."""
+        return dataclasses.replace(self.start, **self.best.settings)
 
     @property
     def best(self) -> Trial:
@@ -107,8 +116,8 @@ class Tuned:
         """What ``--json`` prints."""
         states = [trial.state for trial in self.trials]
         return {
-            "task": self.experiment.task,
-            "algorithm": self.experiment.algorithm,
+            "task": plugins.short(self.experiment.task),
+            "algorithm": self.experiment.name,
             "validation_loss": self.best.value,
             "validation_loss_suggested": self.suggested.value,
             "best": {name: plain(value) for name, value in self.best.settings.items()},
@@ -147,7 +156,7 @@ def tune(
             raise FedbilevelError(f"{name} is tied to {free[0]}, which is not tuned.")
     if not space:
         raise FedbilevelError("there is nothing to tune: every hyper-parameter with a range is set.")
-    name = f"tune-{experiment.task}-{experiment.algorithm}-seed{experiment.seed}"
+    name = f"tune-{plugins.short(experiment.task)}-{experiment.name}-seed{experiment.seed}"
     folder = out if out is not None and (out / STUDY).exists() else new_folder(name, out)
     with alone(folder):
         return _search(folder, tuning, built, space, progress)
@@ -158,7 +167,9 @@ def _asked(tuning: Tuning, built: Built, space: Space) -> str:
     options = {k: str(v) for k, v in built.task.options.items()}
     run = {name: str(getattr(built.experiment, name)) for name in ("task", "algorithm", "rounds", "seed", "sample")}
     tied = [tuning.tied] if tuning.tied else []
-    return json.dumps([run, options, repr(built.algorithm), repr(space), tuning.held_out, tuning.prune, *tied])
+    seeds = [list(tuning.seeds)] if tuning.seeds else []
+    asked = [run, options, repr(built.algorithm), repr(space), tuning.held_out, tuning.prune, *tied, *seeds]
+    return json.dumps(asked)
 
 
 def _search(
@@ -172,6 +183,9 @@ def _search(
     cohort = participation(experiment.participation(), len(task.clients))
     study = open_study(folder, _asked(tuning, built, space), space, tuning.first)
     rounds = experiment.rounds or task.suggested.rounds
+    others = [dataclasses.replace(tuning.experiment, seed=seed).build().task for seed in tuning.seeds]
+    places = [(experiment.seed, task)]
+    places += [(seed, hold_out(made, tuning.held_out)) for seed, made in zip(tuning.seeds, others, strict=True)]
     while len(done := finished(study, algorithm, space, tuning.tied)) < tuning.trials:
         if progress is not None:
             progress(len(done), tuning.trials, _least(done))
@@ -179,8 +193,10 @@ def _search(
         changed = as_fields(algorithm, suggest(trial, space), tuning.tied)
         try:
             tried = dataclasses.replace(algorithm, **changed)
-            value = _try(trial, task, tried, rounds, experiment.seed, cohort, tuning.prune)
-            study.tell(trial, value)
+            values = []
+            for seed, made in places:  # the first one shows whether the others are worth it
+                values.append(_try(trial, made, tried, rounds, seed, cohort, tuning.prune, first=not values))
+            study.tell(trial, sum(values) / len(values))
         except FedbilevelError as failure:  # it diverged, or its values do not go together
             trial.set_user_attr("failure", str(failure))
             study.tell(trial, math.inf)
@@ -192,7 +208,7 @@ def _search(
         progress(len(done), tuning.trials, _least(done))
     if _least(done) is None:
         raise FedbilevelError(f"no trial finished; the first one failed with: {done[0].failure}")
-    tuned = Tuned(folder, experiment, space, done, importance(study))
+    tuned = Tuned(folder, experiment, space, done, importance(study), algorithm)
     _write(tuned, built)
     return tuned
 
@@ -205,6 +221,7 @@ def _try(
     seed: int,
     cohort: Participation,
     prune: bool,
+    first: bool = True,
 ) -> float:
     """The validation loss of a setting after all rounds."""
     every = max(1, math.ceil(rounds / REDUCTION))
@@ -212,9 +229,15 @@ def _try(
     def on_row(row: Row) -> None:
         if not math.isfinite(row["validation_loss"]):
             raise Diverged(f"round {row['round']}: the validation loss became NaN or infinite.", row["round"], ())
-        if row["round"] > 0:
+        if row["round"] > 0 and first:
             trial.report(row["validation_loss"], row["round"])
-        if prune and row["round"] == every < rounds and "suggested" not in trial.user_attrs and behind(trial, every):
+        if (
+            prune
+            and first
+            and row["round"] == every < rounds
+            and "suggested" not in trial.user_attrs
+            and behind(trial, every)
+        ):
             raise _Pruned
 
     result = solve(
@@ -238,7 +261,7 @@ def _least(trials: Sequence[Trial]) -> float | None:
 def _write(tuned: Tuned, built: Built) -> None:
     """The files of a search."""
     best = built._replace(algorithm=dataclasses.replace(built.algorithm, **tuned.best.settings))
-    (tuned.folder / "best.toml").write_text(configuration.write(best.config()))
+    (tuned.folder / BEST).write_text(configuration.write(best.config()))
     with (tuned.folder / "trials.csv").open("w", newline="") as file:
         table = csv.writer(file)
         table.writerow(["trial", "state", "rounds", "validation_loss", *tuned.space, "failure"])
