@@ -29,7 +29,67 @@ class MeFBOState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MeFBO(Algorithm):
+class MoreauPenalty(Algorithm):
+    """What MeFBO does with and without momenta: local steps along the directions of the penalised problem, and the
+    server's step along what it makes of their means. Its state has the point z and the number t of the next round.
+    """
+
+    steps: ClassVar[Mapping[str, str]] = {**Algorithm.steps, "theta": "lr_prox"}
+
+    lr_upper: Schedule = parameter(constant(0.1), "step size of x on the server", above=0, tune=(1e-3, 1e3))
+    lr_lower: Schedule = parameter(constant(0.05), "step size of y on the server", above=0, tune=(1e-3, 2.0))
+    lr_prox: Schedule = parameter(constant(0.1), "step size of theta on the server", above=0, tune=(1e-3, 2.0))
+    local_lr_upper: Schedule = parameter(constant(0.1), "step size of x on the clients", least=0, tune=(1e-3, 1e3))
+    local_lr_lower: Schedule = parameter(constant(0.05), "step size of y on the clients", least=0, tune=(1e-3, 2.0))
+    local_lr_prox: Schedule = parameter(constant(0.1), "step size of theta on the clients", least=0, tune=(1e-3, 2.0))
+    penalty: Schedule = parameter(power(2.7, 0.001), "weight of the lower level relative to f; may grow", above=0)
+    prox: float = parameter(0.1, "proximal parameter of the Moreau envelope", above=0, tune=(1e-3, 1.0))
+    local_steps: int = parameter(1, "local steps between exchanges", least=1)
+
+    def move(self, clients: Clients, server: Any, h: Triple) -> Triple:
+        """The server's step, to a feasible point."""
+        z = server.z
+        x = clients.project_x(z.x - self.lr_upper(server.t) * h.x)
+        y = clients.project_y(z.y - self.lr_lower(server.t) * h.y)
+        theta = clients.project_y(z.theta - self.lr_prox(server.t) * h.theta)
+        return Triple(x, y, theta)
+
+    def descend(self, client: Client, key: Key, z: Triple, t: jax.Array) -> Triple:
+        def step(carry: tuple[Triple, Triple], key: Key, _: Any) -> tuple[Triple, Triple]:
+            z, total = carry
+            moved, h = self.step(client, z, t, key)
+            return moved, add(total, h)
+
+        nothing = Triple(*(0 * v for v in z))
+        _, total = client.repeat(self.local_steps, step, (z, nothing), key)
+        return Triple(*(v / self.local_steps for v in total))
+
+    def step(self, client: Client, z: Triple, t: jax.Array, key: Key) -> tuple[Triple, Triple]:
+        """A local step: where it leads, and the directions it takes."""
+        h = self.directions(client, z, t, key)
+        moved = Triple(
+            x=z.x - self.local_lr_upper(t) * h.x,
+            y=z.y - self.local_lr_lower(t) * h.y,
+            theta=z.theta - self.local_lr_prox(t) * h.theta,
+        )
+        return moved, h
+
+    def directions(self, client: Client, z: Triple, t: jax.Array, key: Key) -> Triple:
+        """A client's share of the directions that descend in x and y and ascend in theta."""
+        (x, y, theta), c = z, self.penalty(t)
+        xi, zeta = jax.random.split(key)
+        fx, fy = client.f.gradients(x, y, xi)
+        gx, gy = client.g.gradients(x, y, zeta)
+        gx_theta, gy_theta = client.g.gradients(x, theta, zeta)
+        pull = (theta - y) / self.prox
+        return Triple(x=fx / c + gx - gx_theta, y=fy / c + gy + pull, theta=gy_theta + pull)
+
+    def solution(self, server: Any, memory: None) -> tuple[Vector, Vector]:
+        return server.z.x, server.z.y
+
+
+@dataclass(frozen=True)
+class MeFBO(MoreauPenalty):
     """MeFBO: gradients only; the lower level becomes a penalty on g minus its Moreau envelope.
 
     The saddle problem is linear in f and g::
@@ -84,18 +144,6 @@ class MeFBO(Algorithm):
     alone = "MEHA with its three steps at once"
     costs = "One exchange per round: p + 2d floats down and up; tau (1 Gf, 2 Gg) per client, no second derivatives"
 
-    steps: ClassVar[Mapping[str, str]] = {**Algorithm.steps, "theta": "lr_prox"}
-
-    lr_upper: Schedule = parameter(constant(0.1), "step size of x on the server", above=0, tune=(1e-3, 1e3))
-    lr_lower: Schedule = parameter(constant(0.05), "step size of y on the server", above=0, tune=(1e-3, 2.0))
-    lr_prox: Schedule = parameter(constant(0.1), "step size of theta on the server", above=0, tune=(1e-3, 2.0))
-    local_lr_upper: Schedule = parameter(constant(0.1), "step size of x on the clients", least=0, tune=(1e-3, 1e3))
-    local_lr_lower: Schedule = parameter(constant(0.05), "step size of y on the clients", least=0, tune=(1e-3, 2.0))
-    local_lr_prox: Schedule = parameter(constant(0.1), "step size of theta on the clients", least=0, tune=(1e-3, 2.0))
-    penalty: Schedule = parameter(power(2.7, 0.001), "weight of the lower level relative to f; may grow", above=0)
-    prox: float = parameter(0.1, "proximal parameter of the Moreau envelope", above=0, tune=(1e-3, 1.0))
-    local_steps: int = parameter(1, "local steps between exchanges", least=1)
-
     @classmethod
     def of_theorem(
         cls,
@@ -127,47 +175,6 @@ class MeFBO(Algorithm):
         h = clients.run(self.descend, *server).estimate()
         return MeFBOState(self.move(clients, server, h), server.t + 1)
 
-    def move(self, clients: Clients, server: Any, h: Triple) -> Triple:
-        """The server's step, to a feasible point."""
-        z = server.z
-        x = clients.project_x(z.x - self.lr_upper(server.t) * h.x)
-        y = clients.project_y(z.y - self.lr_lower(server.t) * h.y)
-        theta = clients.project_y(z.theta - self.lr_prox(server.t) * h.theta)
-        return Triple(x, y, theta)
-
-    def descend(self, client: Client, key: Key, z: Triple, t: jax.Array) -> Triple:
-        def step(carry: tuple[Triple, Triple], key: Key, _: Any) -> tuple[Triple, Triple]:
-            z, total = carry
-            moved, h = self.step(client, z, t, key)
-            return moved, add(total, h)
-
-        nothing = Triple(*(0 * v for v in z))
-        _, total = client.repeat(self.local_steps, step, (z, nothing), key)
-        return Triple(*(v / self.local_steps for v in total))
-
-    def step(self, client: Client, z: Triple, t: jax.Array, key: Key) -> tuple[Triple, Triple]:
-        """A local step: where it leads, and the directions it takes."""
-        h = self.directions(client, z, t, key)
-        moved = Triple(
-            x=z.x - self.local_lr_upper(t) * h.x,
-            y=z.y - self.local_lr_lower(t) * h.y,
-            theta=z.theta - self.local_lr_prox(t) * h.theta,
-        )
-        return moved, h
-
-    def directions(self, client: Client, z: Triple, t: jax.Array, key: Key) -> Triple:
-        """A client's share of the directions that descend in x and y and ascend in theta."""
-        (x, y, theta), c = z, self.penalty(t)
-        xi, zeta = jax.random.split(key)
-        fx, fy = client.f.gradients(x, y, xi)
-        gx, gy = client.g.gradients(x, y, zeta)
-        gx_theta, gy_theta = client.g.gradients(x, theta, zeta)
-        pull = (theta - y) / self.prox
-        return Triple(x=fx / c + gx - gx_theta, y=fy / c + gy + pull, theta=gy_theta + pull)
-
-    def solution(self, server: MeFBOState, memory: None) -> tuple[Vector, Vector]:
-        return server.z.x, server.z.y
-
 
 class MeFBOStormState(NamedTuple):
     """The point, the one before, the momenta, how much of them is kept, and the number t of the next round."""
@@ -180,7 +187,7 @@ class MeFBOStormState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MeFBOStorm(MeFBO):
+class MeFBOStorm(MoreauPenalty):
     """MeFBO with STORM: the server steps along momenta that are corrected on the same batches at the last two points.
 
     The authors of MeFBO name this as the next step; how is ours. With H_i(z; B) the mean direction that client i of
@@ -200,7 +207,9 @@ class MeFBOStorm(MeFBO):
     """
 
     citation = "Ours, from MeFBO and the momenta of Cutkosky, Orabona, NeurIPS 2019"
-    source = "ours"
+    source = "reconstruction: the paper names STORM as the next step and gives no listing"
+    assumes = MeFBO.assumes
+    exact = MeFBO.exact
     alone = "MEHA with its three steps at once, and STORM momenta"
     costs = (
         "One exchange per round: p + 2d floats down with full participation (p + 2d more for a client that missed the "
@@ -213,12 +222,12 @@ class MeFBOStorm(MeFBO):
         if largest(self.forgetting) > 1:
             raise FedbilevelError(f"MeFBOStorm: forgetting must be at most 1, not {self.forgetting}.")
 
-    def init(self, clients: Clients, x: Vector, y: Vector) -> MeFBOStormState:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def init(self, clients: Clients, x: Vector, y: Vector) -> MeFBOStormState:
         z = Triple(x, y, theta=y)
         old, d = (Triple(*(factor * v for v in z)) for factor in (1, 0))  # vectors of their own, as later
         return MeFBOStormState(z, old, d, jnp.zeros(()), jnp.asarray(0))
 
-    def round(self, clients: Clients, server: MeFBOStormState) -> MeFBOStormState:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def round(self, clients: Clients, server: MeFBOStormState) -> MeFBOStormState:
         z, old, d, keep, t = server
         change = clients.run(self.compare, z, old, keep, t).estimate()
         d = add(Triple(*(keep * v for v in d)), change)

@@ -6,6 +6,7 @@ came before. ``split`` and ``fold_in`` name other series, and a loop moves on in
 same key still gives the same rows, in every engine and after a restart, and nobody stores a position.
 """
 
+from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -28,13 +29,18 @@ def _join(random: Key, series: Key, before: jax.Array) -> jax.Array:
     return jnp.concatenate([jax.random.key_data(random), jax.random.key_data(series), before], -1)
 
 
+def _both(words: jax.Array, of: Callable[[Key], Key]) -> jax.Array:
+    """The same done to both keys in a walking key."""
+    return _join(of(_ordinary(words[:2])), of(_ordinary(words[2:4])), words[4:])
+
+
 _WORDS = 5  # two of an ordinary key for random numbers, two that name the series, and the number of batches before
 _WALKING = define_prng_impl(
     key_shape=(_WORDS,),
     seed=lambda seed: _join(key := jax.random.key(seed, impl="threefry2x32"), key, jnp.uint32(0)),
-    split=lambda k, shape: _join(*(jax.random.split(_ordinary(w), shape) for w in (k[:2], k[2:4])), k[4:]),
+    split=lambda k, shape: _both(k, lambda part: jax.random.split(part, shape)),
     random_bits=lambda k, width, shape: jax.random.bits(_ordinary(k[:2]), shape, jnp.dtype(f"uint{width}")),
-    fold_in=lambda k, data: _join(*(jax.random.fold_in(_ordinary(w), data) for w in (k[:2], k[2:4])), k[4:]),
+    fold_in=lambda k, data: _both(k, lambda part: jax.random.fold_in(part, data)),
     name="fedbilevel_walking",
     tag="walk",
 )

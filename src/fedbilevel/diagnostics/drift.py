@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedbilevel.algorithms.mefbo import MeFBO, Triple
+from fedbilevel.algorithms.mefbo import MoreauPenalty, Triple
 from fedbilevel.core import Client, Key, Problem
 from fedbilevel.core.data import Data, Layout
 from fedbilevel.core.vectors import dot, norm, sub
@@ -35,7 +35,7 @@ def mefbo_drift(moment: Snapshot) -> dict[str, float]:
 
 @partial(jax.jit, static_argnames=("problem", "layout"))
 def _drifts(
-    algorithm: MeFBO, problem: Problem, layout: Layout, data: Data, key: Key, z: Triple, t: jax.Array
+    algorithm: MoreauPenalty, problem: Problem, layout: Layout, data: Data, key: Key, z: Triple, t: jax.Array
 ) -> dict[str, jax.Array]:
     def of_client(id: jax.Array) -> dict[str, jax.Array]:
         client: Client = layout.client(problem, data, id, data.weights[id])

@@ -9,7 +9,7 @@ from fedbilevel.algorithms.fedbio import FedBiO
 from fedbilevel.algorithms.fedbio_local import FedBiOLocal
 from fedbilevel.algorithms.fedbioacc import FedBiOAcc, FedBiOAccState
 from fedbilevel.algorithms.fedbioacc_local import FedBiOAccLocal
-from fedbilevel.algorithms.mefbo import MeFBO
+from fedbilevel.algorithms.mefbo import MoreauPenalty
 from fedbilevel.core import Tree
 from fedbilevel.core.schedules import Schedule
 from fedbilevel.core.task import Task
@@ -81,7 +81,7 @@ NEEDS: Mapping[str, tuple[str, Callable[[Snapshot], bool]]] = {
         "FedBiOAcc, and FedBiOAcc-Local without restart",
         lambda s: isinstance(s.algorithm, FedBiOAcc | FedBiOAccLocal) and not getattr(s.algorithm, "restart", False),
     ),
-    "mefbo": ("MeFBO", lambda s: isinstance(s.algorithm, MeFBO)),
+    "mefbo": ("MeFBO", lambda s: isinstance(s.algorithm, MoreauPenalty)),
     "averages": ("FedBiO and FedBiOAcc", lambda s: isinstance(s.algorithm, FedBiO | FedBiOAcc)),
     "momenta": ("FedBiOAcc", lambda s: isinstance(s.state.server, FedBiOAccState)),
     "simulation": ("engine='simulation'", lambda s: isinstance(s.engine, Simulation)),

@@ -26,10 +26,8 @@ class Bound:
 
 def _tilde(c: Constants) -> tuple[float, float]:
     """L_1~ and L_2~ of the FedBiO paper, below its Lemmas C.2 and C.3."""
-    return tuple(
-        sqrt(c.smooth**2 + 2 * (change * c.radius) ** 2) if change else c.smooth
-        for change in (c.cross_change, c.hessian_change)
-    )
+    of = lambda change: sqrt(c.smooth**2 + 2 * (change * c.radius) ** 2) if change else c.smooth
+    return of(c.cross_change), of(c.hessian_change)
 
 
 def fedbio(c: Constants, local_steps: int) -> list[Bound]:

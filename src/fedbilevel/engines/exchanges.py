@@ -75,6 +75,7 @@ class ProgramClients(Clients):
         self.program, self.server_data, self.key, self.position = program, server_data, key, position
         self._keys_taken = 0
         self.given_u: Vector | None = None
+        self.starts_u = False  # whether the program asked where an adjoint starts
 
     def next_key(self) -> Key:
         self.position.check()
@@ -91,6 +92,7 @@ class ProgramClients(Clients):
         return self.program.server_objective(self.server_data)
 
     def adjoint(self, y: Vector) -> Vector:
+        self.starts_u = True
         return 0 * y if self.given_u is None else self.given_u
 
     def project_y(self, y: Vector) -> Vector:

@@ -156,7 +156,6 @@ class _PlannedClients(ProgramClients):
         super().__init__(program, data, key, position)
         self.data, self.cohort, self.memory, self.sub_cohort = data, cohort, memory, sub_cohort
         self.held, self.by_name, self.traced = held, by_name, traced
-        self.starts_u = False
 
     def run(self, step: Step, *broadcast: Any) -> Replies:
         program, key = self.program, self.next_key()
@@ -215,10 +214,6 @@ class _PlannedClients(ProgramClients):
         memory = self.memory if self.program.algorithm.remembers == "run" else [None]
         view = (self.next_key(), self.position, size, memory, dict(self.held), self.by_name, self.traced)
         return _PlannedClients(self.program, self.data, *view, sub_cohort=size)
-
-    def adjoint(self, y: Vector) -> Vector:
-        self.starts_u = True
-        return super().adjoint(y)
 
     def weighted(self, weights: jax.Array) -> "Clients":
         return self
