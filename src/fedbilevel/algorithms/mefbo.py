@@ -200,10 +200,19 @@ class MeFBOStorm(MoreauPenalty):
     ==============  ==============   =====================
     paper           name             meaning
     ==============  ==============   =====================
+    lambda_x        lr_upper         step of x on the server
+    lambda_y        lr_lower         ... of y
+    lambda_theta    lr_prox          ... of theta
+    eta_x           local_lr_upper   step of x on the clients
+    eta_y           local_lr_lower   ... of y
+    eta_theta       local_lr_prox    ... of theta
+    c_t             penalty          penalty, as in MeFBO
+    gamma           prox             proximal parameter
+    tau             local_steps      local steps between exchanges
     -               forgetting       a, the share of the momenta that is new in every round
     ==============  ==============   =====================
 
-    Everything else is as in MeFBO. Both points have the penalty of the current round.
+    Both points have the penalty of the current round.
     """
 
     citation = "Ours, from MeFBO and the momenta of Cutkosky, Orabona, NeurIPS 2019"
