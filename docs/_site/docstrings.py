@@ -1,13 +1,14 @@
 """Docstrings as Markdown: converts their reStructuredText, and adds the help of every hyper-parameter."""
 
 import ast
+import importlib
 import re
 from typing import Any
 
 import griffe
 
 RULER = re.compile(r"=+( +=+)+")
-FACTS = ("citation", "source", "assumes", "exact", "costs")
+FACTS = ("citation", "source", "assumes", "exact", "alone", "costs")
 STAR = re.compile(r"(?<![\w*])(\w(?:_\w)?|theta)\*(?![\w*])")  # y* is a name, *word* is emphasis
 
 
@@ -33,8 +34,11 @@ class Docstrings(griffe.Extension):
                 known = {name: member.extra.get("fedbilevel") for name, member in kind.all_members.items()}
                 helps = [f"    {name}: {texts['help']}." for name, texts in known.items() if texts]
                 if helps:
-                    facts = ((name, ast.literal_eval(str(kind.all_members[name].value))) for name in FACTS)
-                    kind.docstring.value += "".join(f"\n\n**{name}:** {markdown(text)}." for name, text in facts)
+                    real = getattr(importlib.import_module(module.path), kind.name)  # facts may be put together
+                    facts = ((name, getattr(real, name)) for name in FACTS)
+                    kind.docstring.value += "".join(
+                        f"\n\n**{name}:** {markdown(text)}." for name, text in facts if text
+                    )
                     kind.docstring.value += "\n\nArgs:\n" + "\n".join(helps)
 
 
