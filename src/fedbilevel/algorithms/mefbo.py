@@ -232,8 +232,8 @@ class MeFBOStorm(MoreauPenalty):
             raise FedbilevelError(f"MeFBOStorm: forgetting must be at most 1, not {self.forgetting}.")
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> MeFBOStormState:
-        z = Triple(x, y, theta=y)
-        old, d = (Triple(*(factor * v for v in z)) for factor in (1, 0))  # vectors of their own, as later
+        z = Triple(x, y, theta=1 * y)  # a vector of its own, as later
+        old, d = (Triple(*(factor * v for v in z)) for factor in (1, 0))
         return MeFBOStormState(z, old, d, jnp.zeros(()), jnp.asarray(0))
 
     def round(self, clients: Clients, server: MeFBOStormState) -> MeFBOStormState:
