@@ -223,7 +223,7 @@ def test_distributed_variants_average_after_every_step(dist: Any, fed: Any) -> N
     assert "local_steps" not in {field.name for field in dataclasses.fields(dist)}
     assert dist() == dist()
     assert hash(dist()) == hash(dist())
-    with pytest.raises(TypeError, match="local_steps"):
+    with pytest.raises(fb.FedbilevelError, match="local_steps"):
         dist(local_steps=2)
 
 
