@@ -220,7 +220,7 @@ def test_people_see_what_was_understood_and_what_was_found(tmp_path: Path) -> No
     for words in (
         "95 % interval",
         "The most suspicious rows",
-        "after cleaning",
+        "After cleaning, a model gets",
         "Results in runs/clean-patients-seed0-",
     ):
         assert words in after

@@ -82,14 +82,17 @@ def test_a_diverging_run_says_where_and_keeps_what_it_had() -> None:
 
 
 def test_a_loss_that_is_nan_is_said() -> None:
+    """Before the run where the first client shows it, and in the first round where another one does."""
     problem = fb.Problem(
-        lambda x, y, b: (y**2).sum(),
-        lambda x, y, b: jnp.log(x[0]) * (y**2).sum() + b.mean(),
-        lambda k: (-np.ones(1), np.ones(2)),
+        lambda x, y, b: (y**2).sum() + x.sum(),
+        lambda x, y, b: jnp.log(b.mean()) * (y**2).sum() + x.sum(),
+        lambda k: (np.ones(1), np.ones(2)),
     )
-    task = fb.Task(problem, [{"train": np.ones(2), "val": np.ones(2)}])
+    good, bad = ({"train": sign * np.full(2, 3.0), "val": np.ones(2)} for sign in (1, -1))
+    with pytest.raises(fb.FedbilevelError, match=r"lower\(x, y, batch\) is nan at the start, .*client 0"):
+        fb.solve(fb.Task(problem, [bad, good]), fb.FedBiO(), rounds=5)
     with pytest.raises(fb.Diverged, match=r"round 1: .*y.*check that the losses are finite") as caught:
-        fb.solve(task, fb.FedBiO(), rounds=5)
+        fb.solve(fb.Task(problem, [good, bad]), fb.FedBiO(), rounds=5)
     assert int(caught.value.result.state.round) == 0
 
 

@@ -22,7 +22,7 @@ import pytest
 import fedbilevel as fb
 from fedbilevel.core import Lookup
 from fedbilevel.errors import Names
-from fedbilevel.runs import search_memory
+from fedbilevel.runs import plugins, search_memory
 from fedbilevel.runs.experiment import Experiment
 from fedbilevel.runs.search_space import Choice, Range, search_space
 from fedbilevel.runs.tuning import Tuning, tune
@@ -57,7 +57,7 @@ def never_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def spoiled(clients: int = 2, p: int = 2, d: int = 2, seed: int = 0) -> fb.Task:
         return replace(make(clients=clients, p=p, d=d, seed=seed), metrics=metrics)
 
-    monkeypatch.setattr("fedbilevel.runs.experiment.TASKS", Names("task", {"quadratic": spoiled}))
+    monkeypatch.setitem(plugins.OURS, "task", Names("task", {"quadratic": spoiled}))
 
 
 @pytest.mark.usefixtures("never_measured")
@@ -173,7 +173,7 @@ def test_choices_and_schedules_are_tuned(tmp_path: Path) -> None:
 def test_a_y_that_belongs_to_a_batch_has_no_validation_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Quadratic.random(clients=2, p=2, d=2).local().task()
     task = replace(made, problem=replace(made.problem, needs=(("restart", True),)))
-    monkeypatch.setattr("fedbilevel.runs.experiment.TASKS", Names("task", {"own": lambda: task}))
+    monkeypatch.setitem(plugins.OURS, "task", Names("task", {"own": lambda: task}))
     with pytest.raises(fb.FedbilevelError, match="in own, y belongs to a batch"):
         tune(Tuning(Experiment("own", "fedbio-local", settings={"restart": "yes", "shared_batch": "yes"})))
 
@@ -182,7 +182,7 @@ def test_a_task_may_say_what_parameters_are_chosen_by(monkeypatch: pytest.Monkey
     """The best trial has the least of it, whatever the upper loss is."""
     made = Quadratic.random(clients=2, p=2, d=2).task()
     task = replace(made, choice=lambda x, y: float(np.sum(np.asarray(x) ** 2)))
-    monkeypatch.setattr("fedbilevel.runs.experiment.TASKS", Names("task", {"own": lambda: task}))
+    monkeypatch.setitem(plugins.OURS, "task", Names("task", {"own": lambda: task}))
     tuned = tune(Tuning(Experiment("own", "fedbio", 9, settings={"local_steps": "1"}), 5), tmp_path / "found")
     for trial in (t for t in tuned.trials if t.state == "complete"):
         result = fb.solve(task, fb.FedBiO(local_steps=1, **trial.settings), 9, metrics=False)

@@ -111,8 +111,8 @@ def bounds(
     >>> from fedbilevel.diagnostics.constants import measure_constants
     >>> for bound in bounds(measure_constants(tasks.quadratic("T2")), prox=0.1)["mefbo"][:2]:
     ...     print(bound)
-    prox <= 0.137: 1 / (2 L_2) (Theorem 3.4)
-    lr_prox <= 0.126: 4 / (5 rho) (eq. 78), with prox = 0.1, rho = 1 / prox - L_2 = 6.35
+    prox <= 0.167: 1 / (2 L_2) (Theorem 3.4)
+    lr_prox <= 0.114: 4 / (5 rho) (eq. 78), with prox = 0.1, rho = 1 / prox - L_2 = 7
     """
     convex = not isinf(c.condition)
     return {

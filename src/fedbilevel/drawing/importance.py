@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class Tried(NamedTuple):
@@ -22,7 +23,7 @@ def importance(
     given_up: Sequence[Tried],
     marked: Mapping[str, Tried],
     log: bool,
-) -> Figure:
+) -> "Figure":
     """Draw the importance of the hyper-parameters, the most important first, and the trials.
 
     Args:
@@ -32,6 +33,9 @@ def importance(
         marked: the trials "suggested" and "best".
         log: whether the values of the hyper-parameter need a log scale.
     """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(10.4, 3.9), layout="constrained")
     FigureCanvasAgg(figure)
     bars, points = figure.subplots(1, 2)

@@ -6,7 +6,7 @@ import math
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
 from typing import Any
 
@@ -295,7 +295,7 @@ def mark(experiment: Experiment, *more: Any) -> str:
     belongs to the file.
     """
     default = Experiment(experiment.task, experiment.algorithm)
-    given = {name: value for name, value in asdict(experiment).items() if name not in ("seed", "places")}
+    given = {f.name: getattr(experiment, f.name) for f in fields(experiment) if f.name not in ("seed", "places")}
     changed = {name: value for name, value in given.items() if value != getattr(default, name)}
     content = [experiment.task, experiment.algorithm, changed, *more]
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:8]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from fedbilevel.core.vectors import Vector
 from fedbilevel.engines.messaging import protocol
 from fedbilevel.engines.messaging.kept import Answered, Kept, Vault
 from fedbilevel.engines.messaging.protocol import Commit, Done, Evaluate, Join, Lost, Reveal, Run, Stale
-from fedbilevel.engines.plan import trace
+from fedbilevel.engines.plan import Exchange, trace
 from fedbilevel.engines.program import Program, split_vectors, without
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.storage.arrays import named_leaves, rebuild
@@ -172,7 +173,7 @@ class Party:
         projected = self._projected(message.projections)
         broadcast = self._with_blocks(exchange.broadcast, received, message.blocks, {**self.blocks, **projected})
         scope = "run" if self.program.algorithm.remembers == "run" else message.scope
-        if exchange.before is not None and self.memory.get(scope) is None:
+        if exchange.before is not None and self.memory.get(scope) is None and not self._may_come_first(exchange):
             raise FedbilevelError(f"'{message.method}' needs what another exchange of this round leaves behind.")
         memory, upload = _call(
             self.program,
@@ -196,6 +197,12 @@ class Party:
         self.vault.answer(answered)
         self._remember(answered)
         return Done(finite), sent
+
+    def _may_come_first(self, exchange: Exchange) -> bool:
+        """Whether only loops, which may be empty, come before this exchange in its block."""
+        block = exchange.name.partition(".")[0]
+        before = takewhile(lambda each: each is not exchange, self.plan.by_name.values())
+        return all(each.loops for each in before if each.name.partition(".")[0] == block)
 
     def _check_joined(self) -> None:
         if not self.kept:
