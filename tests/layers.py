@@ -102,7 +102,9 @@ section(
         "ReflectionPad2d": layer(lambda: nn.ReflectionPad2d(2), image),
         "Unfold": layer(lambda: nn.Unfold(2), image),
         "Fold": layer(lambda: nn.Fold((4, 5), 2), (2, 12, 12)),
-        "grid_sample": of(lambda a: functional.grid_sample(a, torch.tanh(a[:, :2].permute(0, 2, 3, 1))), image),
+        "grid_sample": of(
+            lambda a: functional.grid_sample(a, torch.tanh(a[:, :2].permute(0, 2, 3, 1)), align_corners=False), image
+        ),
     },
 )
 section(
@@ -238,8 +240,8 @@ section(
         "tensors from outside": of(lambda a: a * OUTSIDE + torch.eye(6)[2], (4, 6)),
         "Python numbers from constants": of(lambda a: a[:, : int(torch.arange(5)[3])] * OUTSIDE[2].item(), (4, 6)),
         "detach, no_grad, .data": of(_stopped, (4, 6)),
-        "to(device), cuda(), cpu(), float()": of(
-            lambda a: a.to("cuda").cuda() + torch.ones(6, device="cuda").cpu() + a.float() + a.to(torch.float32), (4, 6)
+        "to(device), cpu(), float()": of(
+            lambda a: a.to("cpu").cpu() + torch.ones(6, device="cpu") + a.float() + a.to(torch.float32), (4, 6)
         ),
         "type_as, new_zeros, half": of(
             lambda a: a.half().type_as(a) * 0 + a + a.new_ones(6) + a.new_zeros(4, 1) + a.type_as(a), (4, 6)

@@ -37,6 +37,7 @@ def weighted_sum(x: Any, y: Any, batch: Any) -> torch.Tensor:
 
 
 @pytest.mark.filterwarnings("ignore::fedbilevel.errors.FedbilevelWarning")
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")  # PyTorch's own
 @pytest.mark.parametrize(("section", "name"), CASES)
 def test_layer(section: str, name: str) -> None:
     torch.manual_seed(0)
