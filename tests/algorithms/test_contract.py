@@ -111,7 +111,9 @@ def test_identical_clients_are_one_client(entry: Entry) -> None:
     algorithm = entry.small
     many = problem_of(type(algorithm), T3)
     one = problem_of(type(algorithm), Quadratic(*(getattr(T3, k)[:1] for k in ("A", "B", "b", "P", "s", "R", "t"))))
-    algorithm = replace(algorithm, movers=1) if hasattr(algorithm, "movers") else algorithm
+    # What clients draw for themselves would make them differ.
+    alike: dict[str, Any] = {"movers": 1, "common_length": True, "blocks": 1}
+    algorithm = replace(algorithm, **{name: value for name, value in alike.items() if hasattr(algorithm, name)})
     expected = fb.solve(one.task(), algorithm, rounds=10, every=10)
     sample = None if algorithm.remembers == "run" else 2
     found = fb.solve(many.task(), algorithm, rounds=10, every=10, sample=sample)

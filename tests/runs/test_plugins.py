@@ -143,3 +143,9 @@ def test_a_run_knows_its_code(tmp_path: Path) -> None:
     assert here("report", str(out), cwd=tmp_path)[0] == 0
     assert "my_method.py, from which this run has my_method.Mine, is gone" in (out / "report.html").read_text()
     assert json.loads((out / "run.json").read_text())["status"] == "finished"
+
+
+def test_a_task_of_federations_alone_comes_from_here() -> None:
+    """It is in no list of tasks for the command line, and its runs say so, like those of all tasks of ours."""
+    assert plugins.origin("task", "label-errors") is None
+    assert plugins.origin("task", "quadratic") is None

@@ -281,7 +281,8 @@ class Origin:
 
 def origin(kind: Kind, word: str) -> Origin | None:
     """Where a word leads; None for what is in this package. Imports nothing."""
-    if (place := place_of(word)) is None and word in OURS[kind]:
+    place = place_of(word)
+    if place is None and not _is_installed(kind, word):
         return None
     if place is not None and place.is_file:
         path = Path(absolute(place.source))
@@ -290,6 +291,11 @@ def origin(kind: Kind, word: str) -> Origin | None:
     path = folder_of(package)
     entry = None if place is not None else installed(kind).get(word)
     return Origin(short(word), origin_of(entry) if entry else package, str(path), hash_of(path))
+
+
+def _is_installed(kind: Kind, word: str) -> bool:
+    """Whether a word is that of an entry point. A federation has tasks of ours that are in no list of :data:`OURS`."""
+    return word not in OURS[kind] and word in installed(kind)
 
 
 def package_of(kind: Kind, word: str) -> str:
@@ -340,7 +346,7 @@ def check_listed(kind: Kind, word: str, packages: Mapping[str, str] | None) -> s
             allows all that are installed.
     """
     place = place_of(word)
-    if place is None and (word in OURS[kind] or word not in installed(kind)):
+    if place is None and not _is_installed(kind, word):
         return ""  # ours, or nobody's
     if place is not None and place.is_file:
         raise FedbilevelError(
