@@ -106,7 +106,7 @@ def test_data_are_stored_once_and_keep_their_type() -> None:
         (lambda: fb.FedBiO(lr_lower=float("nan")), "lr_lower must be greater than 0"),
         (lambda: fb.FedBiOAcc(c_lower=2.0), r"c_lower \* rate\^2 must be at most 1, not 2"),
         (lambda: fb.FedBiOAcc(c_upper=100.0, rate="cube_root(2, 1000)"), r"c_upper .* not 4"),
-        (lambda: fb.FedBiOAcc(rate="sometimes"), "'sometimes' is not a schedule"),
+        (lambda: fb.FedBiOAcc(rate="sometimes"), "FedBiOAcc: rate: 'sometimes' is not a schedule"),
         (lambda: fb.FedAvg(lr_lower=-1.0), "FedAvg: lr_lower"),
     ],
 )

@@ -237,7 +237,7 @@ def test_wrong_arguments_of_solve(options: Any, sentence: str) -> None:
     ("make", "sentence"),
     [
         (lambda: fb.FedBiO(lr_upper=[0.1]), r"lr_upper must be a number, not \[0.1\]"),
-        (lambda: fb.FedBiO(lr_upper="fast"), "'fast' is not a schedule: write a number"),
+        (lambda: fb.FedBiO(lr_upper="fast"), "FedBiO: lr_upper: 'fast' is not a schedule: write a number"),
         (lambda: fb.FedBiO(lr_upper=np.float32(-0.1)), "lr_upper must be greater than 0"),
         (lambda: fb.FedBiO(local_steps=2.5), "local_steps must be a whole number"),
         (lambda: fb.FedBiO(local_steps=10**12), "local_steps must be below"),

@@ -69,11 +69,11 @@ def check_fields(owner: Any) -> None:
     for field in dataclasses.fields(owner):
         value, known = getattr(owner, field.name), field.metadata
         if field.type is Schedule or field.type == "Schedule":
-            value = value if isinstance(value, Schedule) else parse(value)
+            value = value if isinstance(value, Schedule) else _schedule(name, field.name, value)
             object.__setattr__(owner, field.name, value)
             value = value.scale
         elif may_change(field):
-            value = parse(value) if isinstance(value, str) else value
+            value = _schedule(name, field.name, value) if isinstance(value, str) else value
             given = isinstance(value, Schedule)
             value = _of_rounds(name, field.name, value) if given else _number(name, field.name, value, 0.0)
             object.__setattr__(owner, field.name, value)
@@ -88,6 +88,14 @@ def check_fields(owner: Any) -> None:
             raise FedbilevelError(f"{name}: {field.name} must be {' or '.join(known['choices'])}, not {value!r}.")
         if isinstance(value, int | float) and not isinstance(value, bool):
             _bound(name, field.name, value, known)
+
+
+def _schedule(owner: str, name: str, value: Any) -> Schedule:
+    """The schedule of a text or a number."""
+    try:
+        return parse(value)
+    except FedbilevelError as error:
+        raise FedbilevelError(f"{owner}: {name}: {error}") from None
 
 
 def _number(owner: str, name: str, value: Any, like: float) -> float:
