@@ -54,7 +54,8 @@ if in_memory():
 
 def note_who_reads_data_sets(notes: Path) -> None:
     """List the tests that open a file of a data set: `.ci/run` runs them a second time, without data sets."""
-    places = tuple(f"{folder.resolve()}{os.sep}" for folder in sources.folders())
+    ways = ({folder, folder.resolve()} for folder in sources.folders())  # it may be reached through a link
+    places = tuple(f"{folder}{os.sep}" for way in ways for folder in way)
     others = os.environ[compiled.SWITCH]  # in the same cache
     noted = set()
 
