@@ -239,6 +239,11 @@ def test_distributed_variants_average_after_every_step(dist: Any, fed: Any) -> N
         (FedBiOLocal, {"lower_steps": 0}, "FedBiOLocal: lower_steps must be at least 1, not 0."),
         (FedBiOAccLocal, {"local_steps": 0}, "FedBiOAccLocal: local_steps must be at least 1, not 0."),
         (LocalBSGVRM, {"c_lower": 1.5}, "LocalBSGVRM: c_lower * rate^2 must be at most 1, not 1.5"),
+        (
+            fb.LocalBSGM,
+            {"c_lower": 1.5},
+            "LocalBSGM: c_lower * rate must be at most 1, not 1.5: lower c_lower or rate.",
+        ),
         (LocalBSGVRM, {"lr_adjoint": -1.0}, "LocalBSGVRM: lr_adjoint must be greater than 0, not -1.0."),
         (CommFedBiO, {"entries": 0}, "CommFedBiO: entries must be at least 1, not 0."),
         (CommFedBiO, {"adjoint_steps": 0}, "CommFedBiO: adjoint_steps must be at least 1, not 0."),

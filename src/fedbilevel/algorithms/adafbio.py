@@ -11,6 +11,7 @@ from fedbilevel.core.schedules import Schedule, cube_root, largest
 from fedbilevel.core.vectors import Vector, add, norm, sub
 from fedbilevel.errors import FedbilevelError
 from fedbilevel.mathematics.hypergradient import Pair, feasible
+from fedbilevel.mathematics.momenta import check_forgetting
 from fedbilevel.mathematics.neumann import local_directions
 
 
@@ -92,12 +93,7 @@ class AdaFBiO(Algorithm):
     local_steps: int = parameter(5, "local steps between averages", least=1)
 
     def check(self) -> None:
-        for name in ("c_upper", "c_lower"):
-            worst = largest(getattr(self, name)) * self.rate.largest() ** 2
-            if worst > 1:
-                raise FedbilevelError(
-                    f"AdaFBiO: {name} * rate^2 must be at most 1, not {worst:.3g} at t = 1: lower {name} or rate."
-                )
+        check_forgetting(self, ("c_upper", "c_lower"), self.rate.largest(), when=" at t = 1")
         if not largest(self.decay) < 1:
             raise FedbilevelError(f"AdaFBiO: decay must be below 1, not {self.decay}.")
 

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
-from fedbilevel.core.schedules import Schedule, constant, largest
+from fedbilevel.core.schedules import Schedule, constant
 from fedbilevel.core.vectors import Vector, add, project_ball, sub
-from fedbilevel.errors import FedbilevelError
 from fedbilevel.mathematics.hypergradient import Point, directions, feasible
+from fedbilevel.mathematics.momenta import check_forgetting
 
 
 class FedBiOAccState(NamedTuple):
@@ -89,12 +89,7 @@ class FedBiOAcc(Algorithm):
     shared_batch: bool = parameter(False, "use one batch of f and one of g for all terms of a step (cheaper)")
 
     def check(self) -> None:
-        for name in ("c_upper", "c_lower", "c_adjoint"):
-            worst = largest(getattr(self, name)) * self.rate.largest() ** 2
-            if worst > 1:
-                raise FedbilevelError(
-                    f"FedBiOAcc: {name} * rate^2 must be at most 1, not {worst:.3g} at t = 1: lower {name} or rate."
-                )
+        check_forgetting(self, ("c_upper", "c_lower", "c_adjoint"), self.rate.largest(), when=" at t = 1")
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> FedBiOAccState:
         z, t = Point(x, y, clients.adjoint(y)), jnp.asarray(1)

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
-from fedbilevel.core.schedules import Schedule, constant, largest
+from fedbilevel.core.schedules import Schedule, constant
 from fedbilevel.core.vectors import Vector
-from fedbilevel.errors import FedbilevelError
 from fedbilevel.mathematics.hypergradient import Pair, feasible
+from fedbilevel.mathematics.momenta import check_forgetting
 from fedbilevel.mathematics.neumann import check_restart, neumann_hypergradient, trained
 
 
@@ -114,13 +114,7 @@ class FedBiOAccLocal(Algorithm):
     )
 
     def check(self) -> None:
-        for name in ("c_upper", "c_lower"):
-            worst = largest(getattr(self, name)) * self.rate.largest() ** 2
-            if worst > 1:
-                raise FedbilevelError(
-                    f"{type(self).__name__}: {name} * rate^2 must be at most 1, not {worst:.3g} at t = 1: "
-                    f"lower {name} or rate."
-                )
+        check_forgetting(self, ("c_upper", "c_lower"), self.rate.largest(), when=" at t = 1")
 
         check_restart(type(self).__name__, self.restart, self.shared_batch)
 

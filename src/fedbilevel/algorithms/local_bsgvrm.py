@@ -8,8 +8,8 @@ import jax
 from fedbilevel.core import Algorithm, Client, Clients, Key, parameter
 from fedbilevel.core.schedules import largest
 from fedbilevel.core.vectors import Vector, add, sub
-from fedbilevel.errors import FedbilevelError
 from fedbilevel.mathematics.hypergradient import Pair, feasible
+from fedbilevel.mathematics.momenta import check_forgetting
 from fedbilevel.mathematics.neumann import local_directions
 
 
@@ -77,12 +77,7 @@ class LocalBSGVRM(Algorithm):
     local_steps: int = parameter(5, "local steps between averages", least=1)
 
     def check(self) -> None:
-        for name in ("c_upper", "c_lower"):
-            worst = largest(getattr(self, name)) * largest(self.rate) ** 2
-            if worst > 1:
-                raise FedbilevelError(
-                    f"LocalBSGVRM: {name} * rate^2 must be at most 1, not {worst:.3g}: lower {name} or rate."
-                )
+        check_forgetting(self, ("c_upper", "c_lower"), largest(self.rate))
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> LocalBSGVRMState:
         return self.synchronise(clients, Pair(x, y), clients.run(self.start, Pair(x, y)).mean())
@@ -176,12 +171,7 @@ class LocalBSGM(Algorithm):
     local_steps: int = parameter(5, "local steps between averages", least=1)
 
     def check(self) -> None:
-        for name in ("c_upper", "c_lower"):
-            worst = largest(getattr(self, name)) * largest(self.rate)
-            if worst > 1:
-                raise FedbilevelError(
-                    f"LocalBSGM: {name} * rate must be at most 1, not {worst:.3g}: lower {name} or rate."
-                )
+        check_forgetting(self, ("c_upper", "c_lower"), largest(self.rate), power=1)
 
     def init(self, clients: Clients, x: Vector, y: Vector) -> LocalBSGVRMState:
         return LocalBSGVRMState(Pair(x, y), Pair(0 * x, 0 * y))

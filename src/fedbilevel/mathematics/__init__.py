@@ -1,4 +1,4 @@
-"""Functions that several algorithms share: hypergradients, Neumann series, local descent, averages, compression.
+"""Functions that algorithms share: hypergradients, Neumann series, local descent, averages, momenta, compression.
 
 Imports core; algorithms and every folder below may import it.
 """
